@@ -95,10 +95,14 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut(self):
+        """Cuts all connections."""
+        ends, self.ends = self.ends, []
+        self.shut(*ends)
+
+    def cut_until_quiet(self):
         """Cuts all, until nobody comes again at once: until whoever had something under way has done it."""
         while self.ends:
-            ends, self.ends = self.ends, []
-            self.shut(*ends)
+            self.cut()
             time.sleep(0.5)
 
     def close(self):
@@ -399,7 +403,7 @@ class TestNode(Remote):
         with self.node("idle", "--memory", "512M", "--keep", "6") as server:
             relay = Relay(os.path.join(self.folder("relay"), "socket"), server.socket)
             with contextlib.closing(relay), self.filled(f"nbd+unix:///?socket={relay.path}", "--io-timeout", "1s") as (process, _):
-                relay.cut()
+                relay.cut_until_quiet()
                 time.sleep(14)
                 self.right(process)
 

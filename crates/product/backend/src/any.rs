@@ -7,10 +7,13 @@ use crate::faulty::{FaultConfig, Faulty, FaultyQueue};
 use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
 use crate::mapped;
-use crate::nbd::{NbdQueue, NbdSpace};
+use crate::mirror::{Mirror, queue::MirrorQueue};
+use crate::nbd::{NbdQueue, NbdSpace, Waits};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
-use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{
+    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::fd::RawFd;
@@ -28,6 +31,8 @@ pub enum AnyBackend {
     Ram(RamSpace),
     /// An export of a server.
     Nbd(NbdSpace),
+    /// A space that is kept several times.
+    Mirror(Box<Mirror>),
     /// A space of any kind, with faults injected.
     Faulty(Box<Faulty<AnyBackend>>),
     /// A space of any kind, with pages encrypted.
@@ -45,7 +50,7 @@ impl AnyBackend {
     /// # Errors
     /// The first space that cannot be used, or several that cannot be used together; or that there is no key.
     pub fn open(specs: &[SwapSpec], encrypt: bool, notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
-        AnyBackend::open_with(specs, encrypt, AnyBackend::faults_asked()?.as_ref(), notice)
+        AnyBackend::open_with(specs, encrypt, false, AnyBackend::faults_asked()?.as_ref(), notice)
     }
 
     /// The faults that [`FAULTY_VARIABLE`] asks for. Reads the environment: at start-up only.
@@ -57,13 +62,15 @@ impl AnyBackend {
         text.map(|text| text.to_string_lossy().parse::<FaultConfig>().map_err(OpenError::Faulty)).transpose()
     }
 
-    /// As [`AnyBackend::open`], with these faults. Also called later, for a forked child's own space.
+    /// As [`AnyBackend::open`], with these faults. Also called later, for a forked child's own space. `partly`: of a space that is kept several times some copies
+    /// may be away, since a program that runs has what a user cannot be asked about.
     ///
     /// # Errors
     /// As [`AnyBackend::open`].
     pub fn open_with(
         specs: &[SwapSpec],
         encrypt: bool,
+        partly: bool,
         faults: Option<&FaultConfig>,
         notice: &mut dyn FnMut(&str),
     ) -> Result<AnyBackend, OpenError> {
@@ -78,11 +85,12 @@ impl AnyBackend {
             }
             specs => (None, specs),
         };
-        let mut backend = if pool.is_some() && specs.is_empty() { None } else { Some(AnyBackend::open_plain(specs, notice)?) };
+        let mut backend =
+            if pool.is_some() && specs.is_empty() { None } else { Some(AnyBackend::open_plain(specs, partly, faults, notice)?) };
         // The faults are those of the medium: they strike encrypted pages. Pages that stay in RAM are not encrypted.
         backend = backend.map(|backend| match faults {
-            Some(config) => backend.with_faults(config),
-            None => backend,
+            Some(config) if !matches!(backend, AnyBackend::Mirror(_)) => backend.with_faults(config),
+            _ => backend,
         });
         backend = backend.map(|backend| match cipher {
             Some(cipher) => backend.encrypted(cipher),
@@ -97,12 +105,34 @@ impl AnyBackend {
         })
     }
 
-    fn open_plain(specs: &[SwapSpec], notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
+    /// `faults`: those of a space that is kept several times, which strike one of its copies.
+    fn open_plain(
+        specs: &[SwapSpec],
+        partly: bool,
+        faults: Option<&FaultConfig>,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<AnyBackend, OpenError> {
         specs.iter().try_for_each(SwapSpec::check_supported)?;
         match (specs, specs.iter().find(|spec| !spec.is_file())) {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
-            ([SwapSpec::Nbd(export)], _) => Ok(AnyBackend::Nbd(NbdSpace::open(export, notice)?)),
+            ([SwapSpec::Nbd(export)], _) => Ok(AnyBackend::Nbd(NbdSpace::open(export, Waits::Long, notice)?)),
+            ([SwapSpec::Mirror(copies)], _) => {
+                let faults = faults.cloned();
+                let open = move |n: usize, copy: &SwapSpec, notice: &mut dyn FnMut(&str)| {
+                    let space = match copy {
+                        SwapSpec::Nbd(export) => AnyBackend::Nbd(NbdSpace::open(export, Waits::Short, notice)?),
+                        copy => AnyBackend::open_plain(core::slice::from_ref(copy), false, None, notice)?,
+                    };
+                    Ok(match &faults {
+                        Some(config) if config.space == Some(n) => {
+                            space.with_faults(&FaultConfig { space: None, ..config.clone() })
+                        }
+                        _ => space,
+                    })
+                };
+                Ok(AnyBackend::Mirror(Box::new(Mirror::open(copies, partly, Box::new(open), notice)?)))
+            }
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
             ([one, other, ..], Some(_)) => Err(OpenError::Mixed(one.to_string(), other.to_string())),
             // `check_supported` has refused every other kind, and the caller has taken the pool off.
@@ -123,7 +153,9 @@ impl AnyBackend {
             AnyBackend::Compressed(pool) => Some(pool),
             AnyBackend::Faulty(faulty) => faulty.inner().pool(),
             AnyBackend::Layered(layers) => layers.own().map_or_else(|| layers.base().pool(), AnyBackend::pool),
-            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
+            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => {
+                None
+            }
         }
     }
 
@@ -131,11 +163,23 @@ impl AnyBackend {
     pub fn files(&self) -> Option<&FileArray> {
         match self {
             AnyBackend::File(files) => Some(files),
-            AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
+            AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => None,
             AnyBackend::Faulty(faulty) => faulty.inner().files(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().files(),
             AnyBackend::Layered(layers) => layers.own().and_then(AnyBackend::files),
             AnyBackend::Compressed(pool) => pool.lower().and_then(AnyBackend::files),
+        }
+    }
+
+    /// The copies that new pages go to, if the space is kept several times.
+    pub fn mirror(&self) -> Option<&Mirror> {
+        match self {
+            AnyBackend::Mirror(mirror) => Some(mirror),
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
+            AnyBackend::Faulty(faulty) => faulty.inner().mirror(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().mirror(),
+            AnyBackend::Layered(layers) => layers.own().or(Some(layers.base())).and_then(AnyBackend::mirror),
+            AnyBackend::Compressed(pool) => pool.lower().and_then(AnyBackend::mirror),
         }
     }
 
@@ -144,6 +188,7 @@ impl AnyBackend {
         match self {
             AnyBackend::Nbd(export) => export.forked(shared),
             AnyBackend::File(_) | AnyBackend::Ram(_) => {}
+            AnyBackend::Mirror(mirror) => mirror.forked(shared),
             AnyBackend::Faulty(faulty) => faulty.inner().forked(shared),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().forked(shared),
             AnyBackend::Layered(layers) => {
@@ -159,6 +204,7 @@ impl AnyBackend {
         match self {
             AnyBackend::File(_) | AnyBackend::Nbd(_) => true,
             AnyBackend::Ram(_) => false,
+            AnyBackend::Mirror(mirror) => mirror.copies().any(AnyBackend::gives_back),
             AnyBackend::Faulty(faulty) => faulty.inner().gives_back(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().gives_back(),
             AnyBackend::Layered(layers) => layers.own().is_some_and(AnyBackend::gives_back),
@@ -193,7 +239,7 @@ impl AnyBackend {
     /// Whether pages that are written now are encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => false,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => false,
             AnyBackend::Faulty(faulty) => faulty.inner().is_encrypted(),
             AnyBackend::Encrypted(_) => true,
             // A child's own spaces are opened as their bases were.
@@ -209,7 +255,7 @@ impl AnyBackend {
     /// The first key that cannot be locked; the others are tried all the same.
     pub fn lock_keys(&self) -> Result<(), CipherError> {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => Ok(()),
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => Ok(()),
             AnyBackend::Faulty(faulty) => faulty.inner().lock_keys(),
             AnyBackend::Encrypted(encrypted) => encrypted.cipher().lock(),
             AnyBackend::Layered(layers) => {
@@ -224,6 +270,7 @@ impl AnyBackend {
     pub fn mapped_bytes(&self) -> u64 {
         match self {
             AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => 0,
+            AnyBackend::Mirror(mirror) => mirror.copies().map(AnyBackend::mapped_bytes).sum(),
             AnyBackend::Faulty(faulty) => faulty.inner().mapped_bytes(),
             AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
             // The base's queues are those of the parent.
@@ -238,6 +285,7 @@ impl AnyBackend {
             AnyBackend::File(files) => Box::new(files.fds()),
             AnyBackend::Ram(_) => Box::new(core::iter::empty()),
             AnyBackend::Nbd(export) => Box::new(export.fds()),
+            AnyBackend::Mirror(mirror) => Box::new(mirror.fds()),
             AnyBackend::Faulty(faulty) => faulty.inner().fds(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().fds(),
             AnyBackend::Layered(layers) => Box::new(layers.fds().into_iter()),
@@ -257,6 +305,7 @@ impl AnyBackend {
             AnyBackend::File(files) => files.take_rings(),
             AnyBackend::Ram(_) => Vec::new(),
             AnyBackend::Nbd(export) => export.take_sockets(),
+            AnyBackend::Mirror(mirror) => mirror.copies().flat_map(AnyBackend::take_rings).collect(),
             AnyBackend::Faulty(faulty) => faulty.inner().take_rings(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().take_rings(),
             AnyBackend::Layered(layers) => layers.take_rings(),
@@ -272,6 +321,7 @@ macro_rules! inside {
             $enum::File($inner) => $what,
             $enum::Ram($inner) => $what,
             $enum::Nbd($inner) => $what,
+            $enum::Mirror($inner) => $what,
             $enum::Faulty($inner) => $what,
             $enum::Encrypted($inner) => $what,
             $enum::Layered($inner) => $what,
@@ -288,6 +338,7 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => AnyQueue::File(files.queue(depth)?),
             AnyBackend::Ram(ram) => AnyQueue::Ram(ram.queue(depth)?),
             AnyBackend::Nbd(export) => AnyQueue::Nbd(export.queue(depth)?),
+            AnyBackend::Mirror(mirror) => AnyQueue::Mirror(Box::new(mirror.queue(depth)?)),
             AnyBackend::Faulty(faulty) => AnyQueue::Faulty(Box::new(faulty.queue(depth)?)),
             AnyBackend::Encrypted(encrypted) => AnyQueue::Encrypted(Box::new(encrypted.queue(depth)?)),
             AnyBackend::Layered(layers) => AnyQueue::Layered(layers.queue(depth)?),
@@ -324,6 +375,12 @@ impl Reads for AnyBackend {
 
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         inside!(AnyBackend, self, space => space.finish_read(first, into, read))
+    }
+
+    fn doubt(&self, slot: Slot) {
+        if !slot.is_of_file() {
+            inside!(AnyBackend, self, space => space.doubt(slot));
+        }
     }
 }
 
@@ -374,6 +431,10 @@ impl Spaces for AnyBackend {
     fn keep(&self) -> Option<u64> {
         inside!(AnyBackend, self, space => space.keep())
     }
+
+    fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
+        inside!(AnyBackend, self, space => space.news(tell));
+    }
 }
 
 impl MemoryBudget for AnyBackend {
@@ -395,6 +456,8 @@ pub enum AnyQueue {
     Ram(RamQueue),
     /// To an export of a server.
     Nbd(NbdQueue),
+    /// To each copy of a space that is kept several times.
+    Mirror(Box<MirrorQueue>),
     /// To a space of any kind, with faults injected.
     Faulty(Box<FaultyQueue<AnyQueue>>),
     /// To a space of any kind, with pages encrypted.

@@ -2,6 +2,7 @@
 
 use crate::encrypt::CipherError;
 use farshore_config::{ConfigError, Size};
+use farshore_core::seams::IoError;
 use farshore_core::slots::arrangement::SPACES_MAX;
 use rustix::io::Errno;
 use std::fmt;
@@ -84,6 +85,13 @@ pub enum OpenError {
         /// The kernel's reason.
         errno: Errno,
     },
+    /// The copies of a space cannot be used together.
+    Copies {
+        /// The space, or one of its copies.
+        what: String,
+        /// Why not.
+        why: IoError,
+    },
     /// Anything else.
     Io {
         /// What the backend was doing.
@@ -147,6 +155,9 @@ impl fmt::Display for OpenError {
             }
             OpenError::Ring { what, errno } => {
                 write!(f, "io_uring does not take the file of swap space {what:?} ({errno}): try again, or name another place")
+            }
+            OpenError::Copies { what, why } => {
+                write!(f, "swap space {what} cannot be one of several copies ({why}): look at it, or name another")
             }
             OpenError::Io { doing, path, errno } => {
                 write!(f, "cannot {doing} {path:?} ({errno}): name another place with --swap")

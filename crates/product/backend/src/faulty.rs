@@ -38,7 +38,9 @@
 use crate::sleep;
 use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
-use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{
+    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+};
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
 use std::sync::Arc;
@@ -380,6 +382,10 @@ impl<B: Backend> Reads for Faulty<B> {
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         self.inner.finish_read(first, into, read)
     }
+
+    fn doubt(&self, slot: Slot) {
+        self.inner.doubt(slot);
+    }
 }
 
 impl<B: Backend> Spaces for Faulty<B> {
@@ -426,6 +432,10 @@ impl<B: Backend> Spaces for Faulty<B> {
 
     fn keep(&self) -> Option<u64> {
         self.inner.keep()
+    }
+
+    fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
+        self.inner.news(tell);
     }
 }
 

@@ -117,6 +117,12 @@ impl Reads for Layered {
         let (space, first) = self.layer(first)?;
         space.finish_read(first, into, read)
     }
+
+    fn doubt(&self, slot: Slot) {
+        if let Ok((space, slot)) = self.layer(slot) {
+            space.doubt(slot);
+        }
+    }
 }
 
 impl Spaces for Layered {

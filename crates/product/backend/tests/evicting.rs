@@ -7,12 +7,14 @@
 mod common;
 
 use common::Dir;
+use farshore_backend::AnyBackend;
 use farshore_backend::faulty::{FaultConfig, Faulty, Kind};
 use farshore_backend::file::{FileArray, FileOptions};
+use farshore_backend::mirror::Mirror;
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::seams::{Backend, Kernel, KernelError, PageBuf, Protect, World};
+use farshore_core::seams::{Backend, Kernel, KernelError, PageBuf, Protect, Spaces, World};
 use farshore_core::word::State;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::fault::pins::Pinned;
@@ -369,6 +371,41 @@ fn errors_at_any_rate_never_become_wrong_bytes() {
             assert!(one_in < 1000 || failed == 0, "{failed} touches failed at 1 in {one_in}");
             rig.engine.slots.assert_valid();
         }
+    }
+    assert_none_allocated();
+}
+
+/// Of two copies one does whatever comes to its mind, up to lying in each answer: nobody notices.
+#[test]
+fn one_of_two_copies_may_do_what_it_wants() {
+    let specs = vec![SwapSpec::Ram { compress: None, size: None }; 2];
+    let harmless = FaultConfig { rates: vec![(Kind::Corrupt, 1.0)], ..FaultConfig::default() };
+    let configs =
+        [storm(1, 0.1), storm(2, 0.01), harmless, FaultConfig { rates: vec![(Kind::WriteError, 1.0)], ..FaultConfig::default() }];
+    for (config, bad) in configs.iter().zip([0, 1, 0, 1]) {
+        let faults = config.clone();
+        let open = move |n, _: &SwapSpec, _: &mut dyn FnMut(&str)| {
+            let ram = AnyBackend::Ram(RamSpace::open(Some(Size::mib(64)), None)?);
+            Ok(if n == bad { ram.with_faults(&faults) } else { ram })
+        };
+        let backend = Mirror::open(&specs, false, Box::new(open), &mut |_| {}).unwrap();
+        let rig = Rig::new(backend, 2500, 2);
+        let over = AtomicBool::new(false);
+        let failed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let again = rig.engine.backend.keep().unwrap_or(0);
+                    std::thread::sleep(Duration::from_nanos(again.min(1_000_000)));
+                }
+            });
+            let failed = rig.run(2, || rig.work_all(2, || rig.evicted() < 20_000));
+            over.store(true, Ordering::Relaxed);
+            failed
+        });
+        let seen: Vec<_> = rig.engine.backend.seen().collect();
+        println!("{config:?}: {seen:?}");
+        assert_eq!(failed, 0, "{config:?}: {seen:?}");
+        rig.engine.slots.assert_valid();
     }
     assert_none_allocated();
 }

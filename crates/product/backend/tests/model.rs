@@ -8,12 +8,14 @@ use farshore_backend::AnyBackend;
 use farshore_backend::encrypt::{Cipher, Encrypted};
 use farshore_backend::faulty::{FaultConfig, Faulty, Kind};
 use farshore_backend::file::{FileArray, FileOptions};
+use farshore_backend::mirror::Mirror;
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec, Time};
-use farshore_core::seams::{Backend, IoError, PageBuf, Reads, WriteQueue};
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -132,6 +134,26 @@ proptest! {
         let (_dir, array) = array(2, FileOptions { uring, ..FileOptions::default() });
         let config = FaultConfig { seed, rates: vec![(Kind::Delay, 0.5)], delay_time: Time(50_000), ..FaultConfig::default() };
         run(&Encrypted::new(Faulty::new(array, &config), Arc::new(Cipher::new().unwrap())), depth, &ops);
+    }
+
+    /// One of the copies fails as it likes, while what it has missed is copied to it.
+    #[test]
+    fn mirrors_keep_what_they_are_given(seed: u64, depth in 1u32..9, bad in 0usize..2, rate in 0.0f64..1.0, ops in ops()) {
+        let kinds = [Kind::WriteError, Kind::ShortWrite, Kind::ReadError, Kind::ShortRead, Kind::Full, Kind::Delay];
+        let config = FaultConfig { seed, rates: kinds.map(|kind| (kind, rate)).into(), delay_time: Time(50_000), ..FaultConfig::default() };
+        let spec = SwapSpec::Ram { compress: None, size: None };
+        let open = move |n, _: &SwapSpec, _: &mut dyn FnMut(&str)| {
+            Ok(if n == bad { AnyBackend::Ram(ram(None)).with_faults(&config) } else { AnyBackend::Ram(ram(Some(Time(20_000)))) })
+        };
+        let mirror = Mirror::open(&vec![spec; 2], false, Box::new(open), &mut |_| {}).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| while !over.load(Ordering::Relaxed) {
+                let _ = mirror.keep();
+            });
+            run(&mirror, depth, &ops);
+            over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

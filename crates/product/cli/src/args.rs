@@ -128,7 +128,9 @@ pub struct RunArgs {
     ///   ram:zstd[,size=SIZE]   the same, smaller and slower;
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   nbd://HOST[:PORT][/EXPORT][,force], nbd+unix:///[EXPORT]?socket=PATH
-    ///                          memory or disks of another machine, by an NBD server: always encrypted, for one run at a time.
+    ///                          memory or disks of another machine, by an NBD server: always encrypted, for one run at a time;
+    ///   mirror:(SPEC,SPEC[,SPEC])
+    ///                          two or three of these (no pool), each of which has all pages: what one loses the others have;
     ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
     /// The default is dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
     ///

@@ -155,6 +155,9 @@ fn encryption() -> [Finding; 2] {
 
 /// Looks at a swap space: can it be used, and how well.
 fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
+    if let SwapSpec::Mirror(copies) = spec {
+        return copies.iter().for_each(|copy| look_at_swap(copy, findings));
+    }
     let name = format!("swap {spec}");
     if let Err(refusal) = swap::check(spec) {
         return findings.push(Finding::required(&name, Err(refusal.text), "name another with --swap or FARSHORE_SWAP_DIR"));

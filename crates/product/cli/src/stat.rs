@@ -189,6 +189,13 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
             };
         }
         let _ = writeln!(text, "  {name:<44}{:>12}{capacity:>12}", bytes(space.used_bytes));
+        for copy in &space.copies {
+            let state = match copy.stale_pages {
+                0 => plain(&copy.state),
+                pages => format!("{}, {pages} pages behind", plain(&copy.state)),
+            };
+            let _ = writeln!(text, "    {:<42}{state:>24}", plain(&copy.name));
+        }
     }
     if let Some(pool) = &now.pool {
         let _ = writeln!(text, "\n{:<46}{:>12}{:>12}", "pool", "used", "capacity");

@@ -44,6 +44,7 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
                 NbdExport { server: NbdServer::Tcp { host, port }, ..export }
             }
         }),
+        SwapSpec::Mirror(copies) => SwapSpec::Mirror(copies.into_iter().map(absolute).collect::<Result<_, _>>()?),
         other => other,
     })
 }
@@ -80,6 +81,7 @@ pub fn check(spec: &SwapSpec) -> Result<(), Refusal> {
             check_folder(spec, folder)
         }
         SwapSpec::Dev { path, .. } => check_device(spec, path),
+        SwapSpec::Mirror(copies) => copies.iter().try_for_each(check),
         _ => Ok(()),
     }
 }

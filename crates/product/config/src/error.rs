@@ -60,7 +60,10 @@ impl std::fmt::Display for ConfigError {
             // Debug quotes the value: one with a newline in it still gives one line.
             ConfigError::Value { what, value, why } => write!(f, "invalid {what} {value:?}: {why}"),
             ConfigError::NotBuilt { spec } => {
-                write!(f, "swap space {spec:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd:// or delay:")
+                write!(
+                    f,
+                    "swap space {spec:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd://, mirror: or delay:"
+                )
             }
             ConfigError::Missing { option, hint } => write!(f, "{option} is missing: {hint}"),
             ConfigError::File { path, why } => {

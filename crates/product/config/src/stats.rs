@@ -362,6 +362,21 @@ pub struct Space {
     pub state: String,
     /// While the space is draining: how much of its contents has left, in per cent.
     pub drained_percent: u64,
+    /// The copies of a space that is kept several times (`mirror:`); empty for any other.
+    pub copies: Vec<SpaceCopy>,
+}
+
+/// One copy of a space that is kept several times.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct SpaceCopy {
+    /// Its name: `nbd://node1:10809/job`.
+    pub name: String,
+    /// `works`, or `down`: it does not answer, or fails, and is asked again.
+    pub state: String,
+    /// Pages that it does not have yet, and another copy has.
+    pub stale_pages: u64,
 }
 
 /// A pool of compressed pages (`ram:lz4`, `ram:zstd`). Its memory is part of `resident_bytes`.
@@ -512,6 +527,7 @@ mod tests {
             write_errors: 1,
             state: "fails".into(),
             drained_percent: 3,
+            copies: vec![SpaceCopy { name: "nbd://a".into(), state: "down".into(), stale_pages: 9 }],
         };
         let pool = Some(Pool { name: "ram:lz4".into(), pages: 5, ..Pool::default() });
         let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], pool, ..Stats::default() };

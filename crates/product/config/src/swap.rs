@@ -6,6 +6,7 @@ use crate::size::Size;
 use crate::text::serde_as_text;
 use crate::time::Time;
 use farshore_core::canary::{Canary, is_planted};
+use farshore_core::copies::COPIES_MAX;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,7 +16,7 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], nbd://HOST:PORT[/EXPORT] or delay:TIME";
+const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], nbd://HOST:PORT[/EXPORT], mirror:(A,B) or delay:TIME";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +59,8 @@ pub enum SwapSpec {
     Delay(Time),
     /// An export of an NBD server, on another machine or this one.
     Nbd(NbdExport),
+    /// Two or three of these, each of which has all pages.
+    Mirror(Vec<SwapSpec>),
     /// A kind that comes later (a Redis cluster, NBD over TLS), by its whole address.
     Later(String),
 }
@@ -83,14 +86,22 @@ impl SwapSpec {
         matches!(self, SwapSpec::Ram { .. })
     }
 
-    /// Whether it is a block device.
+    /// Whether it is a block device, or one of its copies is.
     pub fn is_device(&self) -> bool {
-        matches!(self, SwapSpec::Dev { .. })
+        self.copies().iter().any(|copy| matches!(copy, SwapSpec::Dev { .. }))
     }
 
-    /// Whether it is memory of somebody else, who may be curious.
+    /// Whether it is memory of somebody else, who may be curious, or one of its copies is.
     pub fn is_remote(&self) -> bool {
-        matches!(self, SwapSpec::Nbd(_))
+        self.copies().iter().any(|copy| matches!(copy, SwapSpec::Nbd(_)))
+    }
+
+    /// Where its pages lie: each of its copies, or itself.
+    pub fn copies(&self) -> &[SwapSpec] {
+        match self {
+            SwapSpec::Mirror(copies) => copies,
+            one => std::slice::from_ref(one),
+        }
     }
 
     /// Checks whether this version can use the space.
@@ -100,6 +111,7 @@ impl SwapSpec {
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         match self {
             SwapSpec::Later(_) => Err(ConfigError::NotBuilt { spec: self.to_string() }),
+            SwapSpec::Mirror(copies) => copies.iter().try_for_each(SwapSpec::check_supported),
             _ => Ok(()),
         }
     }
@@ -144,6 +156,13 @@ impl fmt::Display for SwapSpec {
             }
             SwapSpec::Delay(time) => write!(f, "delay:{time}"),
             SwapSpec::Nbd(export) => export.fmt(f),
+            SwapSpec::Mirror(copies) => {
+                f.write_str("mirror:(")?;
+                for (n, copy) in copies.iter().enumerate() {
+                    write!(f, "{}{copy}", if n > 0 { "," } else { "" })?;
+                }
+                f.write_str(")")
+            }
             SwapSpec::Later(address) => f.write_str(address),
         }
     }
@@ -173,6 +192,34 @@ fn path_of(value: &str, path: &str) -> Result<PathBuf, ConfigError> {
         return Err(ConfigError::value("swap space", value, format!("its path is empty; {VALID}")));
     }
     Ok(path.into())
+}
+
+/// The copies of a space that is kept several times: what follows `mirror:`. A comma belongs to the copy before it, unless the name of a kind follows.
+fn copies_of(value: &str, rest: &str) -> Result<Vec<SwapSpec>, ConfigError> {
+    const KINDS: [&str; 11] =
+        ["dir:", "file:", "dev:", "ram", "delay:", "nbd:", "nbd+unix:", "mirror:", "nbds", "redis://", "rediss://"];
+    let wrong = |why: &str| ConfigError::value("swap space", value, format!("{why}; write mirror:(A,B) or mirror:(A,B,C)"));
+    let inside = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    let inside = inside.ok_or_else(|| wrong("its copies belong in parentheses"))?;
+    let begins = |at: &usize| KINDS.iter().any(|kind| inside[at + 1..].starts_with(kind));
+    let mut copies = Vec::new();
+    let mut from = 0;
+    for to in inside.match_indices(',').map(|(at, _)| at).filter(begins).chain([inside.len()]) {
+        copies.push(inside[from..to].parse::<SwapSpec>()?);
+        from = to + 1;
+    }
+    if !(2..=COPIES_MAX).contains(&copies.len()) {
+        return Err(wrong("it needs two or three copies"));
+    }
+    if let Some(copy) = copies.iter().find(|copy| copy.is_pool()) {
+        return Err(wrong(&format!("{copy} cannot be one of the copies")));
+    }
+    let is_there =
+        |n: usize| !copies[n].is_memory() && !matches!(copies[n], SwapSpec::Delay(_)) && copies[..n].contains(&copies[n]);
+    match (1..copies.len()).find(|&n| is_there(n)) {
+        Some(n) => Err(wrong(&format!("{} is there twice, and is lost at once", copies[n]))),
+        None => Ok(copies),
+    }
 }
 
 /// How the addresses of kinds begin that come later.
@@ -207,6 +254,7 @@ impl FromStr for SwapSpec {
                 Ok(SwapSpec::File { path: path_of(value, path)?, size })
             }
             ("delay", Some(time)) => Ok(SwapSpec::Delay(time.parse()?)),
+            ("mirror", Some(rest)) => Ok(SwapSpec::Mirror(copies_of(value, rest)?)),
             _ => match split_size(value)? {
                 ("ram", size) => Ok(SwapSpec::Ram { compress: None, size }),
                 ("ram:lz4", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Lz4), size }),
@@ -243,6 +291,15 @@ mod tests {
             ("ram:zstd,size=1G", ram(Some(Compression::Zstd), Some(Size::gib(1)))),
             ("delay:10us", SwapSpec::Delay(Time(10_000))),
             ("nbd://node1:7000", SwapSpec::Nbd("nbd://node1:7000".parse().unwrap())),
+            ("mirror:(ram,ram,size=64M)", SwapSpec::Mirror(vec![ram(None, None), ram(None, Some(Size::mib(64)))])),
+            (
+                "mirror:(nbd://node1:7000,file:/a,b,size=8G,dir:/x)",
+                SwapSpec::Mirror(vec![
+                    SwapSpec::Nbd("nbd://node1:7000".parse().unwrap()),
+                    SwapSpec::File { path: "/a,b".into(), size: Some(Size::gib(8)) },
+                    SwapSpec::Dir("/x".into()),
+                ]),
+            ),
             ("nbds://node1", SwapSpec::Later("nbds://node1".into())),
             ("redis://localhost:6379/0", SwapSpec::Later("redis://localhost:6379/0".into())),
         ] {
@@ -280,6 +337,36 @@ mod tests {
     }
 
     #[test]
+    fn copies_that_make_no_sense_are_refused() {
+        for (text, part) in [
+            ("mirror:", "in parentheses"),
+            ("mirror:(dir:/x", "in parentheses"),
+            ("mirror:()", "its kind is not known"),
+            ("mirror:(dir:/x)", "two or three"),
+            ("mirror:(dir:/a,dir:/b,dir:/c,dir:/d)", "two or three"),
+            ("mirror:(dir:/a,dir:/a)", "twice"),
+            ("mirror:(nbd://a,dir:/x,nbd://a:10809)", "twice"),
+            ("mirror:(dir:/a,ram:lz4)", "cannot be one of the copies"),
+            ("mirror:(dir:/a,mirror:(ram,ram))", "in parentheses"),
+            ("mirror:(dir:/a,dir:)", "its path is empty"),
+            ("mirror:(tape:/x,dir:/a)", "tape:/x"),
+        ] {
+            let error = text.parse::<SwapSpec>().expect_err(text).to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_space_is_what_its_copies_are() {
+        let both: SwapSpec = "mirror:(nbd://a,dev:/dev/x)".parse().unwrap();
+        assert!(both.is_remote() && both.is_device() && !both.is_file() && !both.is_directory() && !both.is_pool());
+        let near: SwapSpec = "mirror:(dir:/a,dir:/b)".parse().unwrap();
+        assert!(!near.is_remote() && !near.is_device() && !near.is_directory() && near.copies().len() == 2);
+        let error = "mirror:(dir:/a,nbds://b)".parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
+        assert!(error.contains("nbds://b"), "{error}");
+    }
+
+    #[test]
     fn what_comes_later_says_so() {
         for text in
             ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us", "dev:/dev/x", "nbd://a"]
@@ -290,7 +377,9 @@ mod tests {
             let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd:// or delay:")
+                format!(
+                    "swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd://, mirror: or delay:"
+                )
             );
         }
     }

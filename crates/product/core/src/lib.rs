@@ -32,6 +32,7 @@
 extern crate alloc;
 
 pub mod canary;
+pub mod copies;
 pub mod delegation;
 pub mod frames;
 pub mod gate;

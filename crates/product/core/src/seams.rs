@@ -14,7 +14,7 @@ pub use crate::sync::Futex;
 pub use kernel::{HugePages, Kernel, KernelError, Protect};
 pub use policy::{Came, Policy, Return, Verdict};
 pub use prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
-pub use swap::{Backend, CANNOT, FreeSlots, IoError, LATER, MemoryBudget, ReadBegun, Reads, Spaces, WriteQueue};
+pub use swap::{Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, ReadBegun, Reads, Spaces, WriteQueue};
 pub use tracer::{Told, Traced, Tracer};
 
 /// The six seams of one engine.

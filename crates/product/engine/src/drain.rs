@@ -51,7 +51,7 @@ use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::seams::{IoError, PageBuf, Reads, Spaces, World};
+use farshore_core::seams::{CopyChange, IoError, PageBuf, Reads, Spaces, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32};
@@ -155,6 +155,8 @@ pub trait Host {
     fn unreadable(&mut self, space: usize, pages: PageRange);
     /// A drain has ended.
     fn ended(&mut self, space: usize, how: Drained);
+    /// Something has happened with a copy of a space that is kept several times.
+    fn copy_changed(&mut self, copy: &str, change: CopyChange);
     /// Freed room of `space` cannot be given back, for this reason: it is not tried again.
     fn cannot_give(&mut self, space: usize, why: IoError);
     /// Whether the files of a space may be closed now.
@@ -239,6 +241,7 @@ impl<W: World> Engine<W> {
             if draining.is_empty() && going.is_empty() {
                 let pause = self.give_room_back(&mut looks, core, stop, host);
                 let again = self.keep_pages(core);
+                self.backend.news(&mut |copy, change| host.copy_changed(copy, change));
                 self.drainer.news.sleep(&self.futex, prepared, pause.into_iter().chain(again).min());
                 continue;
             }

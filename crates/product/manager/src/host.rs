@@ -26,7 +26,7 @@ use farshore_command::say::{amount, tell};
 use farshore_config::Options;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
-use farshore_core::seams::{IoError, PIECE_MAX, PageBuf, Spaces as _, World};
+use farshore_core::seams::{CopyChange, IoError, PIECE_MAX, PageBuf, Spaces as _, World};
 use farshore_core::sync::Ordering;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::State;
@@ -104,8 +104,9 @@ impl Host {
         let kernel =
             SharedKernel::new(uffd, Memory::default()).map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
         let faults: Option<FaultConfig> = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
-        let backend = AnyBackend::open_with(&options.swap, options.encrypts(), faults.as_ref(), &mut |notice| tell(notice))
-            .map_err(|why| why.to_string())?;
+        let backend =
+            AnyBackend::open_with(&options.swap, options.encrypts(), false, faults.as_ref(), &mut |notice| tell(notice))
+                .map_err(|why| why.to_string())?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let Options { evictors, batch, writes, free, .. } = *options;
         let shape =
@@ -331,6 +332,10 @@ impl DrainHost for Here {
     fn unreadable(&mut self, _space: usize, _pages: PageRange) {}
 
     fn ended(&mut self, _space: usize, _how: Drained) {}
+
+    fn copy_changed(&mut self, copy: &str, change: CopyChange) {
+        tell(&format!("swap space {copy}, one of several copies, {change}"));
+    }
 
     fn cannot_give(&mut self, space: usize, why: IoError) {
         let files = self.0.engine.backend.files();

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use farshore_backend::AnyBackend;
 use farshore_backend::compressed::Compressed;
+use farshore_backend::mirror::{Mirror, Seen};
 use farshore_config::pace::Knob;
 use farshore_config::stats;
 use farshore_core::limits::PAGE_SIZE;
@@ -36,7 +37,13 @@ fn space<W: World<Backend = AnyBackend>>(engine: &Engine<W>, number: usize) -> s
         write_errors: health.errors(number),
         state: state.to_owned(),
         drained_percent: if state == "draining" { health.drained_percent(number, used) } else { 0 },
+        copies: backend.mirror().into_iter().flat_map(Mirror::seen).map(copy).collect(),
     }
+}
+
+fn copy(seen: Seen<'_>) -> stats::SpaceCopy {
+    let state = if seen.up { "works" } else { "down" };
+    stats::SpaceCopy { name: seen.name.to_owned(), state: state.to_owned(), stale_pages: seen.stale }
 }
 
 fn pool_stats(pool: &Compressed) -> stats::Pool {

@@ -10,7 +10,7 @@ use crate::sched::{park, sleep_ns};
 use crate::world::{broken, note, world};
 use crate::{Engine, Rig};
 use farshore_core::page::PageRange;
-use farshore_core::seams::IoError;
+use farshore_core::seams::{CopyChange, IoError};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_engine::drain::{Drained, Host};
 use farshore_engine::health::Usage;
@@ -56,6 +56,8 @@ impl Host for Here<'_> {
     fn unreadable(&mut self, space: usize, pages: PageRange) {
         note("unreadable", pages.start.0, space as u64);
     }
+
+    fn copy_changed(&mut self, _copy: &str, _change: CopyChange) {}
 
     fn cannot_give(&mut self, space: usize, _why: IoError) {
         note("cannot give back", 0, space as u64);

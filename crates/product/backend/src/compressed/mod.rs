@@ -48,7 +48,7 @@ use crate::error::{OpenError, SMALLEST_BYTES};
 use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::seams::{
-    Backend, CANNOT, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
@@ -187,6 +187,12 @@ impl Reads for Compressed {
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         self.below()?.finish_read(first, into, read)
     }
+
+    fn doubt(&self, slot: Slot) {
+        if !self.pool.has(slot) {
+            self.lower.iter().for_each(|lower| lower.doubt(slot));
+        }
+    }
 }
 
 impl Spaces for Compressed {
@@ -241,6 +247,10 @@ impl Spaces for Compressed {
 
     fn keep(&self) -> Option<u64> {
         self.lower.as_ref().and_then(|lower| lower.keep())
+    }
+
+    fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
+        self.lower.iter().for_each(|lower| lower.news(tell));
     }
 }
 

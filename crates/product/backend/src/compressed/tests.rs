@@ -278,7 +278,7 @@ fn sizes_have_limits() {
 /// their way there.
 fn copying() -> (Compressed, CompressedQueue) {
     let spec = SwapSpec::Dir(std::env::temp_dir());
-    let file = AnyBackend::open_with(&[spec], false, None, &mut |_| {}).unwrap();
+    let file = AnyBackend::open_with(&[spec], false, false, None, &mut |_| {}).unwrap();
     let slow = FaultConfig { rates: vec![(Kind::Delay, 1.0)], delay_time: Time(1_000_000_000), ..FaultConfig::default() };
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(file.with_faults(&slow))).unwrap();
     let mut queue = pool.queue(4).unwrap();

@@ -26,7 +26,9 @@ mod xts;
 pub use cipher::{Cipher, CipherError};
 
 use core::ptr::NonNull;
-use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{
+    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::io::Errno;
@@ -122,6 +124,10 @@ impl<B: Backend> Reads for Encrypted<B> {
         let read = self.inner.finish_read(first, into, read);
         self.decrypted(first, into, read)
     }
+
+    fn doubt(&self, slot: Slot) {
+        self.inner.doubt(slot);
+    }
 }
 
 impl<B: Backend> Spaces for Encrypted<B> {
@@ -167,6 +173,10 @@ impl<B: Backend> Spaces for Encrypted<B> {
 
     fn keep(&self) -> Option<u64> {
         self.inner.keep()
+    }
+
+    fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
+        self.inner.news(tell);
     }
 }
 

@@ -1,8 +1,9 @@
 //! A connection to a server: made, and set up so far that requests can be sent.
 //!
 //! Everything here may run in a fault, when a connection was lost: no allocation, system calls by instructions of our own, and an
-//! end after [`CONNECT_NS`] whatever the server does. Errors come back as values without text.
+//! end after [`Waits::connect_ns`](super::Waits) whatever the server does. Errors come back as values without text.
 
+use super::Waits;
 use super::wire::{self, About, Command, GO_MAX, GREETING, OPTION_REPLY, OptionReply, REPLY, Violation};
 use crate::sleep;
 use farshore_sys::fd::Fd;
@@ -17,8 +18,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long a server may take until requests can be sent, in ns.
-const CONNECT_NS: u64 = 5_000_000_000;
 /// After this long without an answer, a thread that waits on a connection looks at it again.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 /// Data that the other end does not acknowledge for so long means that the network is cut, in ms.
@@ -40,6 +39,7 @@ pub(super) enum Place {
 pub(super) struct Peer {
     pub(super) place: Place,
     pub(super) export: Box<[u8]>,
+    pub(super) waits: Waits,
 }
 
 /// Why there is no connection.
@@ -66,11 +66,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Unreached(errno) => write!(f, "no server can be reached there ({errno}): start it, or name another"),
             Failure::Unfinished(Errno::TIMEDOUT) => {
-                write!(
-                    f,
-                    "the server does not answer within {} s: it may take no more clients (qemu-nbd: -e 0)",
-                    CONNECT_NS / 1_000_000_000
-                )
+                f.write_str("the server does not answer in time: it may take no more clients (qemu-nbd: -e 0)")
             }
             Failure::Unfinished(errno) => {
                 write!(f, "the server ends the connection ({errno}): it may take no more clients, or know no export of that name")
@@ -84,7 +80,7 @@ impl fmt::Display for Failure {
 impl Peer {
     /// A new connection, ready for requests.
     pub(super) fn connect(&self) -> Result<(Fd, About), Failure> {
-        let until = sleep::now_ns() + CONNECT_NS;
+        let until = sleep::now_ns() + self.waits.connect_ns();
         let socket = self.reach(until).map_err(Failure::Unreached)?;
         let about = self.settle(socket.as_fd(), until)?;
         // The kernel ends a wait that is longer, so that the waiting thread can look around.

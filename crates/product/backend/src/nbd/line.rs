@@ -32,12 +32,12 @@
 //!
 //! # A server is waited for, and not for ever
 //!
-//! A connection that is silent for [`SILENCE_NS`] is given up. Bytes alone are no answer: a receiver gives the connection up too
-//! when its own request has no whole reply after [`give_up_ns`], whatever else has come meanwhile.
+//! A connection that is silent for [`Waits::silence_ns`] is given up. Bytes alone are no answer: a receiver gives the connection up too
+//! when its own request has no whole reply after [`Waits::give_up_ns`], whatever else has come meanwhile.
 
 use super::connect::{Failure, is_broken, receive, send_now};
 use super::wire::{self, Command, REPLY};
-use super::{Shared, give_up_ns};
+use super::{Shared, Waits};
 use crate::sleep;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -52,8 +52,6 @@ use std::mem::ManuallyDrop;
 
 /// Requests on a connection at a time.
 const REQUESTS: usize = 64;
-/// A server that says nothing for so long although it was asked something is given up, in ns.
-const SILENCE_NS: u64 = 30_000_000_000;
 /// Between two tries to make a connection, in ns.
 const RETRY_NS: u64 = 50_000_000;
 /// The same after one that was made: a server that ends each is not asked without a pause.
@@ -127,6 +125,7 @@ pub(super) struct Line {
     receiver: AtomicU32,
     /// When a connection may be tried again.
     retry_ns: AtomicU64,
+    waits: Waits,
     requests: [Request; REQUESTS],
     /// The receiver's.
     input: UnsafeCell<Input>,
@@ -158,7 +157,7 @@ fn cookie(at: usize, life: u32, bytes: usize) -> u64 {
 
 impl Line {
     /// A line without a connection yet.
-    pub(super) fn new() -> Line {
+    pub(super) fn new(waits: Waits) -> Line {
         let request = || Request {
             state: AtomicU32::new(FREE),
             life: AtomicU32::new(0),
@@ -171,6 +170,7 @@ impl Line {
             epoch: AtomicU32::new(0),
             receiver: AtomicU32::new(0),
             retry_ns: AtomicU64::new(0),
+            waits,
             requests: core::array::from_fn(|_| request()),
             input: UnsafeCell::new(input),
         }
@@ -289,9 +289,9 @@ impl Line {
             let is_over = match taken {
                 Ok(()) => {
                     heard = now;
-                    waits() && now.saturating_sub(since) > give_up_ns()
+                    waits() && now.saturating_sub(since) > self.waits.give_up_ns()
                 }
-                Err(Errno::AGAIN) => now.saturating_sub(heard) >= SILENCE_NS,
+                Err(Errno::AGAIN) => now.saturating_sub(heard) >= self.waits.silence_ns(),
                 Err(_) => true,
             };
             if is_over {
@@ -552,7 +552,7 @@ mod tests {
     #[test]
     fn a_request_that_was_not_sent_waits_for_no_reply() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let line: &'static Line = Box::leak(Box::new(Line::new()));
+        let line: &'static Line = Box::leak(Box::new(Line::new(Waits::Long)));
         line.put(Fd::from(OwnedFd::from(ours))).unwrap();
         line.receiver.store(1, Ordering::SeqCst);
         let request = &line.requests[0];

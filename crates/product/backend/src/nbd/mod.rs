@@ -77,8 +77,57 @@ pub fn set_patience(ns: u64) {
     GIVE_UP.store(ns.saturating_mul(PATIENCES), Ordering::Relaxed);
 }
 
-fn give_up_ns() -> u64 {
+/// How long a server that cannot be reached is waited for where its pages are nowhere else, in ns.
+pub(crate) fn give_up_ns() -> u64 {
     GIVE_UP.load(Ordering::Relaxed)
+}
+
+/// How long a server that is silent is waited for, where its pages are nowhere else, in ns.
+const SILENCE_NS: u64 = 30_000_000_000;
+/// The same until requests can be sent over a new connection.
+const CONNECT_NS: u64 = 5_000_000_000;
+/// Where others have the pages too, this part of the time must do: a second, where it is two minutes.
+const SHORTER: u64 = 120;
+
+/// How long a server is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waits {
+    /// As long as there is hope: its pages are nowhere else.
+    Long,
+    /// For about a second: there are other copies.
+    Short,
+}
+
+impl Waits {
+    fn short(self, long: u64) -> u64 {
+        match self {
+            Waits::Long => long,
+            Waits::Short => give_up_ns() / SHORTER,
+        }
+    }
+
+    /// Until requests fail, in ns.
+    fn give_up_ns(self) -> u64 {
+        self.short(give_up_ns())
+    }
+
+    /// The same where no connection can be made: other copies need not wait for a server that is started again.
+    fn reach_ns(self) -> u64 {
+        match self {
+            Waits::Long => give_up_ns(),
+            Waits::Short => self.give_up_ns() / 10,
+        }
+    }
+
+    /// A server that says nothing for so long although it was asked something is given up, in ns.
+    fn silence_ns(self) -> u64 {
+        self.short(SILENCE_NS)
+    }
+
+    /// How long a server may take until requests can be sent, in ns.
+    fn connect_ns(self) -> u64 {
+        self.short(CONNECT_NS)
+    }
 }
 
 /// How often a space looks whether it has a connection, while a server that cannot be reached is waited for; and the longest time
@@ -89,8 +138,6 @@ const KEEP_NS: u64 = 20_000_000_000;
 const LINES: usize = 4;
 /// Between two looks for a connection, in ns.
 const PAUSE_NS: u64 = 2_000_000;
-/// A guest's connection that says nothing for so long is given up, in ns.
-const GUEST_NS: u64 = 30_000_000_000;
 /// Between a guest's tries, in ns.
 const GUEST_PAUSE_NS: u64 = 50_000_000;
 /// A placeholder until a write puts in its own slot.
@@ -190,13 +237,13 @@ impl NbdSpace {
     ///
     /// # Errors
     /// The server cannot be reached or refuses, its export cannot be used, or holds something.
-    pub fn open(export: &NbdExport, notice: &mut dyn FnMut(&str)) -> Result<NbdSpace, OpenError> {
+    pub fn open(export: &NbdExport, waits: Waits, notice: &mut dyn FnMut(&str)) -> Result<NbdSpace, OpenError> {
         let name = SwapSpec::Nbd(export.clone()).to_string();
-        let peer = Peer { place: place_of(export)?, export: export.name.as_bytes().into() };
+        let peer = Peer { place: place_of(export)?, export: export.name.as_bytes().into(), waits };
         let (socket, about) = peer.connect().map_err(|why| refuse(export, why.to_string()))?;
         suits(export, &about)?;
         let bytes = about.bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64;
-        let lines: Box<[Line]> = (0..LINES).map(|_| Line::new()).collect();
+        let lines: Box<[Line]> = (0..LINES).map(|_| Line::new(waits)).collect();
         let no_descriptor = |errno: Errno| refuse(export, format!("there is no descriptor for its connection ({errno})"));
         lines[0].put(socket).map_err(no_descriptor)?;
         // The name of the place is that of the list of claims too, so it has no option in it.
@@ -248,11 +295,12 @@ impl NbdSpace {
     fn read_as_guest(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
         let since = sleep::now_ns();
         loop {
-            let fetched =
-                self.shared.connect().and_then(|socket| connect::fetch(socket.as_fd(), offset, into, sleep::now_ns() + GUEST_NS));
+            let fetched = self.shared.connect().and_then(|socket| {
+                connect::fetch(socket.as_fd(), offset, into, sleep::now_ns() + self.shared.peer.waits.silence_ns())
+            });
             match fetched {
                 Ok(result) => return result.map_err(|errno| IoError::Device(errno.raw_os_error())),
-                Err(_) if sleep::now_ns().saturating_sub(since) > give_up_ns() => {
+                Err(_) if sleep::now_ns().saturating_sub(since) > self.shared.peer.waits.give_up_ns() => {
                     return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error()));
                 }
                 Err(_) => sleep::nap(GUEST_PAUSE_NS),
@@ -262,7 +310,7 @@ impl NbdSpace {
 
     /// Asks the server over some connection, again and again while none lasts.
     fn ask(&self, command: Command, offset: u64, len: u32, mut into: Option<&mut [u8]>, once: bool) -> Result<(), IoError> {
-        let own = cpu::current();
+        let (own, waits) = (cpu::current(), self.shared.peer.waits);
         let mut lost = 0;
         loop {
             let count = self.lines.len();
@@ -286,7 +334,7 @@ impl NbdSpace {
                     if !again {
                         lost = asked;
                     }
-                    if sleep::now_ns().saturating_sub(lost) > give_up_ns() {
+                    if sleep::now_ns().saturating_sub(lost) > waits.give_up_ns() {
                         return Err(IoError::Device(Errno::CONNRESET.raw_os_error()));
                     }
                     if again {
@@ -296,7 +344,7 @@ impl NbdSpace {
                 Some(End::Unsent) | None => {
                     let now = sleep::now_ns();
                     let since = self.down_ns.load(Ordering::Relaxed);
-                    if line.is_none() && since != 0 && now.saturating_sub(since) > give_up_ns() {
+                    if line.is_none() && since != 0 && now.saturating_sub(since) > waits.reach_ns() {
                         return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error()));
                     }
                     sleep::nap(PAUSE_NS);

@@ -15,10 +15,10 @@
 //! Without a connection the queue makes one, again and again. After a time ([`set_patience`](super::set_patience)) its writes end with an error, and
 //! the engine keeps their pages.
 
+use super::Shared;
 use super::connect::{nowhere, ready, receive_now, send_now};
 use super::line::{NO_FD, close, replace};
 use super::wire::{self, Command, REPLY, REQUEST};
-use super::{Shared, give_up_ns};
 use crate::sleep;
 use core::sync::atomic::{AtomicI32, Ordering};
 use farshore_core::limits::PAGE_SIZE;
@@ -33,8 +33,6 @@ use std::sync::Arc;
 
 /// Between two tries to make a connection, in ns.
 const RETRY_NS: u64 = 100_000_000;
-/// A server that acknowledges nothing for so long is given up, in ns.
-const SILENCE_NS: u64 = 30_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -270,7 +268,7 @@ impl NbdQueue {
             self.next_piece(index);
         }
         // A server that ends each connection acknowledges nothing, though it can be reached.
-        if self.down_ns - self.lost_ns > give_up_ns() {
+        if self.down_ns - self.lost_ns > self.shared.peer.waits.give_up_ns() {
             self.give_up();
         }
     }
@@ -320,7 +318,7 @@ impl NbdQueue {
     fn turn(&mut self) {
         if !self.up && self.in_flight() > self.ended as u32 {
             self.connect();
-            if !self.up && sleep::now_ns().saturating_sub(self.down_ns) > give_up_ns() {
+            if !self.up && sleep::now_ns().saturating_sub(self.down_ns) > self.shared.peer.waits.reach_ns() {
                 self.give_up();
             }
         }
@@ -353,7 +351,7 @@ impl NbdQueue {
         if !self.up {
             return sleep::nap(until.min(self.retry_ns).saturating_sub(now).clamp(1_000, RETRY_NS));
         }
-        if now.saturating_sub(self.heard_ns) > SILENCE_NS {
+        if now.saturating_sub(self.heard_ns) > self.shared.peer.waits.silence_ns() {
             return self.lose();
         }
         let more = self.sending.is_some() || !self.line.is_empty();

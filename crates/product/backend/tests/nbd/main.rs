@@ -3,7 +3,7 @@
 mod server;
 
 use farshore_backend::AnyBackend;
-use farshore_backend::nbd::{NbdQueue, NbdSpace, set_patience};
+use farshore_backend::nbd::{NbdQueue, NbdSpace, Waits, set_patience};
 use farshore_config::{NbdExport, SwapSpec};
 use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
 use farshore_core::word::Slot;
@@ -30,12 +30,12 @@ fn page(slot: u64, version: u64) -> PageBuf {
 }
 
 fn open(server: &Server) -> NbdSpace {
-    NbdSpace::open(&server.uri().parse().unwrap(), &mut |_| {}).unwrap()
+    NbdSpace::open(&server.uri().parse().unwrap(), Waits::Long, &mut |_| {}).unwrap()
 }
 
 fn refusal(uri: &str) -> String {
     let export: NbdExport = uri.parse().unwrap();
-    NbdSpace::open(&export, &mut |_| {}).unwrap_err().to_string()
+    NbdSpace::open(&export, Waits::Long, &mut |_| {}).unwrap_err().to_string()
 }
 
 fn write(queue: &mut NbdQueue, first: u64, pages: &[PageBuf]) -> Result<(), IoError> {
@@ -257,7 +257,7 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     *server.greeting.lock().unwrap() = None;
     server.memory.lock().unwrap()[1080..1082].copy_from_slice(&[0x53, 0xef]);
     assert!(refusal(&server.uri()).contains("ext4"));
-    let forced = NbdSpace::open(&format!("{},force", server.uri()).parse().unwrap(), &mut |_| {}).unwrap();
+    let forced = NbdSpace::open(&format!("{},force", server.uri()).parse().unwrap(), Waits::Long, &mut |_| {}).unwrap();
     drop(forced);
     server.memory.lock().unwrap()[1080] = 0;
     drop(open(&server));
@@ -509,4 +509,126 @@ fn another_process_reads_over_a_connection_of_its_own() {
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((status, server.connections.load(SeqCst)), (0, before + 1));
     check(&space, 9, 1);
+}
+
+/// Two servers, and a mirror of them.
+fn mirrored(servers: &[&Server]) -> AnyBackend {
+    let copies = servers.iter().map(|server| server.uri().parse().unwrap()).collect();
+    AnyBackend::open(&[SwapSpec::Mirror(copies)], false, &mut |_| {}).unwrap()
+}
+
+fn put(space: &AnyBackend, first: u64, version: u64, count: u64) {
+    let mut queue = space.queue(4).unwrap();
+    let pages: Vec<_> = (first..first + count).map(|n| page(n, version)).collect();
+    // SAFETY: the pages outlive the completion, which is waited for.
+    unsafe { queue.start_write(slot(first), pages.as_ptr(), pages.len() as u32, 1) }.unwrap();
+    let mut result = None;
+    while result.is_none() {
+        queue.reap(true, &mut |_, ended| result = Some(ended));
+    }
+    assert_eq!(result, Some(Ok(())));
+}
+
+fn has(space: &AnyBackend, first: u64, version: u64, count: u64) {
+    let mut run = vec![PageBuf::ZERO; count as usize];
+    space.read_run(slot(first), &mut run).unwrap();
+    assert!((first..).zip(&run).all(|(n, got)| got.0 == page(n, version).0), "slots from {first} on, version {version}");
+}
+
+/// Keeps the space until its copies are so.
+fn keep_until(space: &AnyBackend, what: &str, is_so: impl Fn(bool, u64) -> bool) {
+    until(what, || {
+        let _ = space.keep();
+        space.mirror().unwrap().seen().all(|copy| is_so(copy.up, copy.stale))
+    });
+}
+
+#[test]
+fn a_server_that_comes_back_empty_gets_all_of_it_again() {
+    let (one, other) = (Server::new(64 * MIB), Server::new(64 * MIB));
+    let space = mirrored(&[&one, &other]);
+    assert_eq!(space.capacity(), Some(54 * 256), "an eighth of it is kept, and an extent");
+    put(&space, 7, 1, 50);
+    put(&space, 5000, 1, 50);
+    let mut told = Vec::new();
+    for (round, lost) in (2..).zip([&one, &other, &one]) {
+        lost.away.store(true, SeqCst);
+        lost.cut_all();
+        // Some of it is written while it is away.
+        put(&space, 20, round, 10);
+        has(&space, 7, 1, 13);
+        has(&space, 20, round, 10);
+        has(&space, 30, 1, 27);
+        lost.memory.lock().unwrap().fill(0);
+        lost.away.store(false, SeqCst);
+        keep_until(&space, "it has all of it", |up, stale| up && stale == 0);
+        space.news(&mut |name, change| told.push(format!("{name} {change}")));
+        // What it says now is what it was given again.
+        let kept = lost.memory.lock().unwrap();
+        assert!(kept.chunks_exact(4096).any(|got| *got == page(7, 1).0));
+        assert!(
+            kept.chunks_exact(4096).any(|got| *got == page(20, round).0)
+                && kept.chunks_exact(4096).any(|got| *got == page(5049, 1).0)
+        );
+    }
+    assert_eq!(told.iter().filter(|line| line.contains("has lost its pages")).count(), 3, "{told:#?}");
+}
+
+#[test]
+fn a_server_that_hangs_is_left_after_a_moment() {
+    let (one, other) = (Server::new(64 * MIB), Server::new(64 * MIB));
+    let space = mirrored(&[&one, &other]);
+    put(&space, 7, 1, 50);
+    let hangs = Arc::new(AtomicBool::new(true));
+    let still = Arc::clone(&hangs);
+    one.behave(move |_, _| if still.load(SeqCst) { Deed::Stale } else { Deed::Right });
+    let since = std::time::Instant::now();
+    for n in 0..200 {
+        has(&space, 7 + n % 50, 1, 1);
+    }
+    put(&space, 30, 2, 20);
+    let took = since.elapsed();
+    // A second or two for the reads, as much for the writes that find it up, and none for those after.
+    assert!(took.as_secs() < 20, "{took:?}");
+    let _ = space.keep();
+    assert!(space.mirror().unwrap().seen().any(|copy| !copy.up && copy.stale > 0));
+    has(&space, 30, 2, 20);
+    hangs.store(false, SeqCst);
+    keep_until(&space, "it has all of it", |up, stale| up && stale == 0);
+    other.away.store(true, SeqCst);
+    other.cut_all();
+    has(&space, 7, 1, 23);
+    has(&space, 30, 2, 20);
+}
+
+#[test]
+fn a_copy_that_is_away_at_the_start_comes_later() {
+    let (one, other) = (Server::new(64 * MIB), Server::new(64 * MIB));
+    let spec = SwapSpec::Mirror([&one, &other].map(|server| server.uri().parse().unwrap()).to_vec());
+    let open = |partly| AnyBackend::open_with(std::slice::from_ref(&spec), false, partly, None, &mut |_| {});
+    one.away.store(true, SeqCst);
+    assert!(open(false).is_err(), "a user is told");
+    let space = open(true).unwrap();
+    put(&space, 7, 1, 50);
+    has(&space, 7, 1, 50);
+    // A queue that was there before, and one that comes after.
+    let mut early = space.queue(4).unwrap();
+    one.away.store(false, SeqCst);
+    keep_until(&space, "it has all of it", |up, stale| up && stale == 0);
+    let page = [page(30, 2)];
+    // SAFETY: the page outlives the completion.
+    unsafe { early.start_write(slot(30), page.as_ptr(), 1, 1) }.unwrap();
+    let mut ended = None;
+    while ended.is_none() {
+        early.reap(true, &mut |_, result| ended = Some(result));
+    }
+    put(&space, 40, 2, 5);
+    assert!(space.mirror().unwrap().seen().all(|copy| copy.up && copy.stale == 0));
+    other.away.store(true, SeqCst);
+    other.cut_all();
+    has(&space, 7, 1, 23);
+    has(&space, 30, 2, 1);
+    has(&space, 40, 2, 5);
+    one.away.store(true, SeqCst);
+    assert!(open(true).is_err(), "none is there");
 }

@@ -74,6 +74,35 @@ pub trait Reads: Send + Sync {
     fn finish_read(&self, _first: Slot, _into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         read
     }
+    /// The caller has found that the bytes of `slot` that it was given last are wrong, and may read it again: a space that has it elsewhere too takes it from there
+    /// then. One caller at a time uses a slot.
+    fn doubt(&self, _slot: Slot) {}
+}
+
+/// What has become of one of the copies of a space that is kept several times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyChange {
+    /// It does not answer, or fails: it is left alone for now.
+    Lost,
+    /// It answers, and lacks so many pages.
+    Back(u64),
+    /// It answers, and has lost what it had: so many pages.
+    Replaced(u64),
+    /// It has all pages again.
+    Whole,
+}
+
+impl core::fmt::Display for CopyChange {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            CopyChange::Lost => f.write_str("does not answer, or fails: the others have its pages, and it is asked again"),
+            CopyChange::Back(0) => f.write_str("is back"),
+            CopyChange::Back(pages) => write!(f, "is back: {pages} pages that it has missed are copied to it"),
+            CopyChange::Replaced(0) => f.write_str("has lost its pages, and has them again"),
+            CopyChange::Replaced(pages) => write!(f, "has lost its pages: {pages} are copied to it again"),
+            CopyChange::Whole => f.write_str("has all pages again"),
+        }
+    }
 }
 
 /// The spaces that slots lie in, each of which fails by itself: what the slot map, the watcher of failures and the drainer need.
@@ -118,6 +147,9 @@ pub trait Spaces: Send + Sync {
     fn keep(&self) -> Option<u64> {
         None
     }
+    /// Calls `tell` with the name of each copy with which something has happened since the last call, and what. A forked child's space calls nobody: its
+    /// parent has copies at the same places.
+    fn news(&self, _tell: &mut dyn FnMut(&str, CopyChange)) {}
 }
 
 /// RAM that a kind of swap space keeps pages in: what the thread that divides the memory limit needs.

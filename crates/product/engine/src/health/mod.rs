@@ -34,7 +34,7 @@ use crate::Engine;
 use crate::stats::Count;
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
-use farshore_core::seams::{Clock, IoError, World};
+use farshore_core::seams::{Clock, IoError, Reads as _, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
 use farshore_core::spin::SpinLock;
@@ -387,10 +387,13 @@ impl<W: World> Engine<W> {
         self.health.transfers.end(transfer);
     }
 
-    /// A transfer on `core` went wrong: it is counted, and kept as the last.
+    /// A transfer on `core` went wrong: it is counted, and kept as the last. Bytes that were wrong may be had from elsewhere.
     pub(crate) fn note_trouble(&self, core: usize, trouble: Trouble) {
         self.stats.add(core, Count::IoErrors, 1);
         self.health.last_trouble.set(trouble);
+        if let Trouble::Checksum(slot) = trouble {
+            self.backend.doubt(slot);
+        }
     }
 
     /// A write to `slot` begins.

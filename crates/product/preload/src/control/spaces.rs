@@ -18,7 +18,7 @@ use crate::ground::{own_threads, report, thread};
 use farshore_config::SwapSpec;
 use farshore_config::control::{Change, Set};
 use farshore_core::page::PageRange;
-use farshore_core::seams::{IoError, Spaces as _};
+use farshore_core::seams::{CopyChange, IoError, Spaces as _};
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
 
@@ -218,6 +218,13 @@ impl Host for Here {
             report::line(format_args!("swap space {} stays: {why}", self.name(space)));
         }
         self.0.changes.end(|asked| asked.what == What::Drain(space), result);
+    }
+
+    fn copy_changed(&mut self, copy: &str, change: CopyChange) {
+        // A family's processes have the same servers: the first one tells.
+        if !self.0.options.followed {
+            report::line(format_args!("swap space {copy}, one of several copies, {change}"));
+        }
     }
 
     fn cannot_give(&mut self, space: usize, why: IoError) {

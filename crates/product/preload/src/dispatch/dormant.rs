@@ -225,7 +225,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
 fn can_be_had(options: &Options) -> bool {
     let is_there = |space: &SwapSpec| if options.followed { can_be_made(space) } else { space.is_directory() };
     let is_seen = !options.encrypt && options.swap.iter().all(is_there);
-    is_seen || AnyBackend::open_with(&options.swap, options.encrypt, None, &mut |_| {}).is_ok()
+    is_seen || AnyBackend::open_with(&options.swap, options.encrypt, options.followed, None, &mut |_| {}).is_ok()
 }
 
 /// Whether the process has a filter of system calls.

@@ -176,7 +176,7 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
     .with_huge_pages(Source::open().and_then(|source| parts::huge_way(Box::leak(Box::new(source)))));
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
     device::adopt(handed).map_err(|why| why.to_string())?;
-    let backend = AnyBackend::open_with(&options.swap, options.encrypt, begun.faults.as_ref(), &mut |notice| {
+    let backend = AnyBackend::open_with(&options.swap, options.encrypt, options.followed, begun.faults.as_ref(), &mut |notice| {
         // Once: those who are started by a program that has said it say nothing that they would not have said natively.
         if !options.followed {
             report::line(format_args!("{notice}"));

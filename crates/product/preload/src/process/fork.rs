@@ -262,7 +262,7 @@ fn pin_again(engine: &crate::ground::runtime::TheEngine, thread: &thread::Thread
 fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend::layered::Open {
     let (swap, encrypt) = (options.swap.clone(), options.encrypt);
     Box::new(move || {
-        AnyBackend::open_with(&swap, encrypt, faults.as_ref(), &mut |_| {})
+        AnyBackend::open_with(&swap, encrypt, true, faults.as_ref(), &mut |_| {})
             // The evictor that asks for the space only learns that there is none.
             .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
     })

@@ -19,7 +19,7 @@ pub fn run(input: &[u8]) {
             | SwapSpec::Ram { .. }
             | SwapSpec::Delay(_)
             | SwapSpec::Nbd(_)
-    );
+    ) || matches!(&spec, SwapSpec::Mirror(copies) if copies.iter().all(|copy| copy.check_supported().is_ok()));
     match spec.check_supported() {
         Ok(()) => assert!(built, "{text:?} is not built"),
         Err(error) => {
@@ -88,6 +88,10 @@ fn assert_means(spec: &SwapSpec, text: &str) {
                 NbdServer::Unix(path) => assert!((1..108).contains(&path.as_os_str().len()), "{text:?}"),
             }
             assert!(export.name.len() <= EXPORT_MAX && !export.name.contains('\0'), "{text:?}");
+        }
+        SwapSpec::Mirror(copies) => {
+            assert!(kind == "mirror" && (2..=3).contains(&copies.len()), "{text:?}");
+            copies.iter().for_each(|copy| assert!(!copy.is_pool() && copy.copies().len() == 1, "{text:?}"));
         }
         SwapSpec::Later(address) => assert_eq!(address, text),
     }

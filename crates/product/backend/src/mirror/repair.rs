@@ -1,0 +1,339 @@
+//! Copies that come back, and what they have missed.
+//!
+//! All of this is done by the one thread that keeps the space ([`Spaces::keep`](farshore_core::seams::Spaces::keep)), a little at a time, since nobody can fork
+//! meanwhile.
+
+use super::{LOOK_NS, Open, Shared};
+use crate::any::{AnyBackend, AnyQueue};
+use crate::sleep;
+use core::sync::atomic::Ordering;
+use farshore_core::copies::CopySet;
+use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
+use farshore_core::word::Slot;
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::sync::PoisonError;
+
+/// Pages that are copied at a time.
+const PAGES: usize = 64;
+/// The pause after them, in ns: some 60 MiB/s at most.
+const REST_NS: u64 = 4_000_000;
+/// How long a write of these is waited for, in ns. A server's queue gives up before; a disk may hang.
+const PATIENCE_NS: u64 = 5_000_000_000;
+/// The pause where a copy takes nothing now (it is full), in ns.
+const REFUSED_NS: u64 = 1_000_000_000;
+
+/// See the module's head.
+pub(super) struct Repair {
+    /// Writes to the copies, one at a time.
+    queues: Box<[Option<AnyQueue>]>,
+    pages: Box<[PageBuf]>,
+    /// What the stamp is read into.
+    found: Box<PageBuf>,
+    stamp: Box<PageBuf>,
+    /// The extent that is looked at next, for each copy.
+    next: Box<[u64]>,
+    /// Whose stamp is wrong, and all of whose slots are marked.
+    lost: Box<[bool]>,
+    /// A repair was refused: none before this, ns.
+    not_before_ns: u64,
+}
+
+impl core::fmt::Debug for Repair {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Repair").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+/// What a copy's stamp says.
+#[derive(PartialEq, Eq, Debug)]
+enum Stamp {
+    Right,
+    Wrong,
+    Away,
+}
+
+impl Repair {
+    /// For the copies that are open, each of which gets its stamp.
+    ///
+    /// # Errors
+    /// The copy that cannot be written, and why.
+    pub(super) fn new(shared: &Shared) -> Result<Repair, (usize, IoError)> {
+        let mut stamp = Box::new(PageBuf::ZERO);
+        let mut seed = [0; 32];
+        // More than that it gives at once, or nothing.
+        getrandom(&mut seed, GetRandomFlags::empty()).map_err(|errno| (0, IoError::Device(errno.raw_os_error())))?;
+        stamp.0.chunks_exact_mut(seed.len()).for_each(|part| part.copy_from_slice(&seed));
+        let mut repair = Repair {
+            queues: shared.copies.iter().map(|_| None).collect(),
+            pages: vec![PageBuf::ZERO; PAGES].into(),
+            found: Box::new(PageBuf::ZERO),
+            stamp,
+            next: vec![0; shared.copies.len()].into(),
+            lost: vec![false; shared.copies.len()].into(),
+            not_before_ns: 0,
+        };
+        for (n, copy) in shared.copies.iter().enumerate() {
+            if let Some(space) = copy.space.get() {
+                repair.begin(shared, n, space).map_err(|why| (n, why))?;
+            }
+        }
+        Ok(repair)
+    }
+
+    /// The first use of a copy.
+    fn begin(&mut self, shared: &Shared, copy: usize, space: &AnyBackend) -> Result<(), IoError> {
+        self.queues[copy] = Some(space.queue(1)?);
+        match Repair::stamp_of(shared, copy, space) {
+            Some(place) => self.put_stamp(shared, copy, place),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens a copy that was away until now, if it is there.
+    pub(super) fn open_more(&mut self, shared: &Shared, slots: Option<u64>, open: &Open) {
+        for (n, copy) in shared.copies.iter().enumerate() {
+            let now = sleep::now_ns();
+            if copy.space.get().is_some() || now < copy.due_ns.load(Ordering::Relaxed) {
+                continue;
+            }
+            // Whatever comes of it.
+            copy.wait(now, 2 * copy.pause_ns.load(Ordering::Relaxed));
+            let Ok(space) = open(n, &copy.spec, &mut |_| {}) else { continue };
+            // It must have each slot that the others have. (Its stamp would lie among them.)
+            if copy.room(&space).is_some_and(|room| slots.is_none_or(|slots| room < slots)) {
+                continue;
+            }
+            if self.begin(shared, n, &space).is_err() {
+                self.queues[n] = None;
+                continue;
+            }
+            // No queue is made meanwhile: it would lack the copy, and not be known.
+            let all = shared.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.iter().all(|queue| queue.give(n, &space).is_ok()) && copy.space.set(space).is_ok() {
+                copy.rise(sleep::now_ns());
+            }
+        }
+    }
+
+    /// Where the stamp of a copy lies, if it has one: the last of its slots.
+    fn stamp_of(shared: &Shared, copy: usize, space: &AnyBackend) -> Option<Slot> {
+        space.capacity().filter(|_| shared.copies[copy].remote).and_then(|slots| Slot::new(slots - 1))
+    }
+
+    /// Puts the stamp on a copy.
+    fn put_stamp(&mut self, shared: &Shared, copy: usize, place: Slot) -> Result<(), IoError> {
+        self.pages[0].clone_from(&self.stamp);
+        self.write(shared, copy, place, 1)
+    }
+
+    /// Writes the first `count` of our pages to a copy, and waits. Nothing is in flight.
+    fn write(&mut self, shared: &Shared, copy: usize, first: Slot, count: usize) -> Result<(), IoError> {
+        let late = IoError::Device(Errno::TIMEDOUT.raw_os_error());
+        let Some(queue) = &mut self.queues[copy] else { return Err(late) };
+        let mut ended = None;
+        // SAFETY: the pages live as long as the queue, which is dropped before them, and are not changed while it has something in flight: `turn` looks at that first.
+        unsafe { queue.start_write(first, self.pages.as_ptr(), count as u32, 0) }.map_err(|()| late)?;
+        let until = sleep::now_ns() + PATIENCE_NS;
+        while queue.in_flight() > 0 && sleep::now_ns() < until {
+            queue.reap_within(PATIENCE_NS, &mut |_, result| ended = Some(result));
+        }
+        if queue.in_flight() > 0 {
+            // Before its slots are free for others: see `Copy::stuck`.
+            shared.copies[copy].stuck.store(true, Ordering::Release);
+        }
+        ended.unwrap_or(Err(late))
+    }
+
+    fn look(&mut self, space: &AnyBackend, place: Slot) -> Stamp {
+        for last in [false, true] {
+            match space.read(place, &mut self.found) {
+                Ok(()) if self.found.0 == self.stamp.0 => return Stamp::Right,
+                // Once more: a bit may have turned on the way.
+                Ok(()) | Err(IoError::Short) if !last => {}
+                Ok(()) | Err(IoError::Short) => return Stamp::Wrong,
+                Err(why) if last || super::is_lost(why) => return Stamp::Away,
+                Err(_) => {}
+            }
+        }
+        Stamp::Wrong
+    }
+
+    /// Looks at what is due, and copies a little if `repairs`: a forked child has its parent's copies, and leaves their queues alone. Returns after how many ns to
+    /// come again.
+    pub(super) fn turn(&mut self, shared: &Shared, repairs: bool) -> u64 {
+        let is_stuck = repairs && self.is_stuck(shared);
+        let repairs = repairs && !is_stuck;
+        let mut again = LOOK_NS;
+        for (copy, it) in shared.copies.iter().enumerate() {
+            let now = sleep::now_ns();
+            let due = it.due_ns.load(Ordering::Relaxed);
+            if now < due {
+                again = again.min(due - now);
+            } else if it.space.get().is_some() && (!it.is_up() || it.remote) {
+                self.ask(shared, copy, repairs);
+            }
+        }
+        if !repairs || sleep::now_ns() < self.not_before_ns {
+            return again;
+        }
+        let hurt = |copy: usize| shared.copies[copy].is_up() && shared.copies[copy].stale.load(Ordering::Relaxed) > 0;
+        for copy in (0..shared.copies.len()).filter(|&copy| hurt(copy)) {
+            match self.copy_some(shared, copy) {
+                Ok(true) => again = again.min(REST_NS),
+                Ok(false) => {}
+                Err(why) => {
+                    shared.copies[copy].failed(why);
+                    self.not_before_ns = sleep::now_ns() + REFUSED_NS;
+                    break;
+                }
+            }
+        }
+        again
+    }
+
+    /// Whether a write has not ended that is waited for no more. Our pages are its.
+    fn is_stuck(&mut self, shared: &Shared) -> bool {
+        let mut any = false;
+        for (copy, queue) in shared.copies.iter().zip(&mut self.queues).filter(|(copy, _)| copy.stuck.load(Ordering::Relaxed)) {
+            let Some(queue) = queue else { continue };
+            queue.reap(false, &mut |_, _| {});
+            let is_stuck = queue.in_flight() > 0;
+            copy.stuck.store(is_stuck, Ordering::Release);
+            any |= is_stuck;
+        }
+        any
+    }
+
+    /// Asks a copy whether it is there, and has what it had.
+    fn ask(&mut self, shared: &Shared, copy: usize, repairs: bool) {
+        let it = &shared.copies[copy];
+        it.due_ns.store(sleep::now_ns() + LOOK_NS, Ordering::Relaxed);
+        let Some(space) = it.space.get() else { return };
+        let place = Repair::stamp_of(shared, copy, space);
+        match place.map_or(Stamp::Right, |place| self.look(space, place)) {
+            Stamp::Right => self.lost[copy] = false,
+            Stamp::Wrong => {
+                if repairs || !self.lost[copy] {
+                    // The life first: a write that began before does not count (`MirrorQueue::finish`).
+                    it.life.fetch_add(1, Ordering::SeqCst);
+                    self.lose(shared, copy);
+                }
+                if !std::mem::replace(&mut self.lost[copy], true) {
+                    it.replaced.store(true, Ordering::Relaxed);
+                }
+                // One whose stamp is wrong each time is asked less and less often.
+                it.wait(sleep::now_ns(), 2 * it.pause_ns.load(Ordering::Relaxed));
+                if let Some(place) = place.filter(|_| repairs) {
+                    if let Err(why) = self.put_stamp(shared, copy, place) {
+                        return it.failed(why);
+                    }
+                    self.lost[copy] = false;
+                }
+            }
+            Stamp::Away => {
+                it.fall();
+                return it.wait(sleep::now_ns(), 2 * it.pause_ns.load(Ordering::Relaxed));
+            }
+        }
+        it.rise(sleep::now_ns());
+    }
+
+    /// The copy has lost what it had.
+    fn lose(&mut self, shared: &Shared, copy: usize) {
+        for slot in 0..shared.table.used() * EXTENT_SLOTS as u64 {
+            if let Some(it) = shared.table.slot(slot) {
+                shared.count(slot, it.lose(1 << copy));
+            }
+        }
+    }
+
+    /// Copies some of the pages that a copy does not have. Whether there were any.
+    ///
+    /// # Errors
+    /// The copy does not take them.
+    fn copy_some(&mut self, shared: &Shared, copy: usize) -> Result<bool, IoError> {
+        let used = shared.table.used();
+        for _ in 0..used {
+            let extent = self.next[copy] % used;
+            if !shared.table.may_be_stale(extent, copy) {
+                self.next[copy] = extent + 1;
+                continue;
+            }
+            shared.table.look(extent, copy);
+            let (mut any, mut left) = (false, false);
+            let mut budget = PAGES;
+            let (first, end) = (extent * EXTENT_SLOTS as u64, (extent + 1) * EXTENT_SLOTS as u64);
+            let mut slot = first;
+            let mut result = Ok(());
+            while slot < end {
+                let is_stale = shared.table.slot(slot).is_some_and(|it| it.stale() >> copy & 1 != 0);
+                if !is_stale {
+                    slot += 1;
+                    continue;
+                }
+                if budget == 0 || result.is_err() {
+                    left = true;
+                    break;
+                }
+                match self.copy_run(shared, copy, slot, end, budget) {
+                    // It is being written, or no other copy has it, or can be read now.
+                    Ok(0) => {
+                        left = true;
+                        slot += 1;
+                    }
+                    Ok(count) => {
+                        (any, budget) = (true, budget - count);
+                        slot += count as u64;
+                    }
+                    Err(why) => result = Err(why),
+                }
+            }
+            if left || result.is_err() {
+                shared.table.note_stale(first, 1 << copy);
+            }
+            if budget > 0 {
+                self.next[copy] = extent + 1;
+            }
+            result?;
+            if any {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Copies the run of stale slots from `slot` on, at most so many, and all from one copy. How many; 0: nothing can be done about the first of them now.
+    fn copy_run(&mut self, shared: &Shared, copy: usize, slot: u64, end: u64, most: usize) -> Result<usize, IoError> {
+        shared.repairing.store(copy, Ordering::Release);
+        let up = shared.up();
+        let mut have: CopySet = up & !(1 << copy);
+        let mut count = 0;
+        while count < most && slot + (count as u64) < end {
+            let Some(it) = shared.table.slot(slot + count as u64) else { break };
+            let Some(stale) = it.begin_copy(copy, have) else { break };
+            have &= !stale;
+            count += 1;
+        }
+        let (Some(first), true) = (Slot::new(slot), count > 0) else { return Ok(0) };
+        let from = have.trailing_zeros() as usize;
+        let source = shared.copies[from].space.get().ok_or(IoError::Short);
+        let read = source.and_then(|source| source.read_run(first, &mut self.pages[..count]));
+        if let Err(why) = read {
+            shared.copies[from].failed(why);
+        }
+        let written = read.is_ok().then(|| self.write(shared, copy, first, count));
+        let done = written == Some(Ok(()));
+        for n in 0..count as u64 {
+            let it = shared.table.slot(slot + n);
+            if it.is_some_and(|it| it.end_copy(copy, done)) {
+                shared.copies[copy].turned(false, true);
+            }
+        }
+        match written {
+            None => Ok(0),
+            Some(written) => written.map(|()| count),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Which of its copies hold a slot's page: one word for each slot of a space that is kept more than once.
+//!
+//! A copy may be away for a while. What is written meanwhile it does not have: its slots are *stale*, until somebody copies them from another
+//! one. That may happen at any time, also when the program writes the slot, so the two have to agree.
+//!
+//! # Protocol
+//!
+//! The engine has one transfer of a slot under way at a time. So a writer is alone, but for the one who repairs.
+//!
+//! ```text
+//!  writer                                           who repairs (one thread a space)
+//!  begin_write   WRITING, HAS                       begin_copy   only where it is stale, and nobody is WRITING: COPYING
+//!    COPYING too? SPOILED, and the copy that is     reads it from a copy that is not stale, writes it
+//!    repaired is left out                           end_copy     COPYING goes; stale no more, unless it is SPOILED
+//!  end_write     stale where it was not written
+//! ```
+//!
+//! So a copy of a slot never has two writes under way, and what was copied counts only if nobody has written the slot since. Readers
+//! take any copy that is not stale.
+//!
+//! A reader notes which copy it has taken ([`SlotCopies::served`]). If the bytes turn out to be wrong, that copy is stale
+//! ([`SlotCopies::doubt`]): unless it is the last.
+
+use crate::sync::{AtomicU16, Ordering};
+
+/// The most copies of a space.
+pub const COPIES_MAX: usize = 3;
+
+/// Copies, a bit each.
+pub type CopySet = u8;
+
+const ALL: u16 = (1 << COPIES_MAX) - 1;
+const HAS: u16 = 1 << 3;
+const WRITING: u16 = 1 << 4;
+const COPYING: u16 = 1 << 5;
+const SPOILED: u16 = 1 << 6;
+const SERVED_AT: u32 = 7;
+const SERVED: u16 = 3 << SERVED_AT;
+
+/// One slot. Zeros: it has no page.
+#[derive(Debug, Default)]
+pub struct SlotCopies(AtomicU16);
+
+/// How the stale copies of a slot have changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turned {
+    /// Those that are stale now, and were not.
+    pub stale: CopySet,
+    /// Those that were, and are not.
+    pub right: CopySet,
+}
+
+impl Turned {
+    fn between(before: u16, now: u16) -> Turned {
+        Turned { stale: (now & !before & ALL) as CopySet, right: (before & !now & ALL) as CopySet }
+    }
+}
+
+impl SlotCopies {
+    /// A slot without a page.
+    #[must_use]
+    pub fn new() -> SlotCopies {
+        SlotCopies(AtomicU16::new(0))
+    }
+
+    /// Changes the word; the word before, and after.
+    fn change(&self, to: impl Fn(u16) -> Option<u16>) -> Result<(u16, u16), u16> {
+        let mut before = self.0.load(Ordering::Acquire);
+        loop {
+            let now = to(before).ok_or(before)?;
+            match self.0.compare_exchange(before, now, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok((before, now)),
+                Err(other) => before = other,
+            }
+        }
+    }
+
+    /// As [`SlotCopies::change`], where nothing is in the way.
+    fn turn(&self, to: impl Fn(u16) -> u16) -> (u16, u16) {
+        match self.change(|word| Some(to(word))) {
+            Ok(both) => both,
+            Err(word) => (word, word),
+        }
+    }
+
+    /// The copies that do not have the page.
+    #[must_use]
+    pub fn stale(&self) -> CopySet {
+        (self.0.load(Ordering::Acquire) & ALL) as CopySet
+    }
+
+    /// A page is about to be written. Returns whether the slot is being repaired: the copy that it is repaired in is left out.
+    #[must_use]
+    pub fn begin_write(&self) -> bool {
+        let (before, _) = self.turn(|word| word | HAS | WRITING | if word & COPYING != 0 { SPOILED } else { 0 });
+        before & COPYING != 0
+    }
+
+    /// It was written, by these copies.
+    pub fn end_write(&self, right: CopySet) -> Turned {
+        let stale = !u16::from(right) & ALL;
+        let (before, now) = self.turn(|word| word & !(ALL | WRITING | SERVED) | stale);
+        Turned::between(before, now)
+    }
+
+    /// These copies have lost what they had.
+    pub fn lose(&self, copies: CopySet) -> Turned {
+        let lost = u16::from(copies) & ALL;
+        let (before, now) = self.turn(|word| if word & HAS != 0 { word | lost } else { word });
+        Turned::between(before, now)
+    }
+
+    /// Begins a repair of copy `to`. Returns the copies that are stale: the page comes from another. `None`: there is nothing to repair, nothing to repair it
+    /// from, or the slot is being written.
+    #[must_use]
+    pub fn begin_copy(&self, to: usize, copies: CopySet) -> Option<CopySet> {
+        let (before, _) = self
+            .change(|word| {
+                let is_free = word & (WRITING | COPYING) == 0;
+                let has_source = u16::from(copies) & !word & ALL != 0;
+                (is_free && has_source && word >> to & 1 != 0).then_some(word & !SPOILED | COPYING)
+            })
+            .ok()?;
+        Some((before & ALL) as CopySet)
+    }
+
+    /// The repair of copy `to` has ended; `done`: the copy has the page that the others had. Returns whether it has the slot's page.
+    pub fn end_copy(&self, to: usize, done: bool) -> bool {
+        let (before, now) = self.turn(|word| {
+            let right = if done && word & SPOILED == 0 { 1 << to } else { 0 };
+            word & !(COPYING | SPOILED | right)
+        });
+        before & !now & 1 << to != 0
+    }
+
+    /// The slot has no page any more. `None`: it is being repaired, so not yet.
+    pub fn forget(&self) -> Option<Turned> {
+        let forgotten = self.change(|word| (word & (COPYING | WRITING) == 0).then_some(0)).ok()?;
+        Some(Turned::between(forgotten.0, forgotten.1))
+    }
+
+    /// A reader has its page from this copy.
+    pub fn served(&self, copy: usize) {
+        let served = (copy as u16 + 1) << SERVED_AT;
+        if self.0.load(Ordering::Relaxed) & SERVED != served {
+            self.turn(|word| word & !SERVED | served);
+        }
+    }
+
+    /// The copy that has served the last reader, if nobody has written since.
+    #[must_use]
+    pub fn server(&self) -> Option<usize> {
+        usize::from((self.0.load(Ordering::Acquire) & SERVED) >> SERVED_AT).checked_sub(1)
+    }
+
+    /// What the last reader has got was wrong: the copy that it came from is stale, unless no other is left of `copies`. A repair that is under way does not count,
+    /// since it may come from there. Returns that copy, if it is stale now.
+    pub fn doubt(&self, copies: CopySet) -> Option<usize> {
+        let (before, now) = self.turn(|word| {
+            let Some(copy) = ((word & SERVED) >> SERVED_AT).checked_sub(1) else { return word };
+            let others = u16::from(copies) & !word & ALL & !(1 << copy);
+            word | if others != 0 { 1 << copy } else { 0 } | if word & COPYING != 0 { SPOILED } else { 0 }
+        });
+        let stale = now & !before & ALL;
+        (stale != 0).then(|| stale.trailing_zeros() as usize)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const BOTH: CopySet = 0b11;
+
+    #[test]
+    fn what_a_copy_has_missed_is_stale_until_it_is_repaired() {
+        let slot = SlotCopies::new();
+        assert!(!slot.begin_write());
+        assert_eq!(slot.end_write(0b01), Turned { stale: 0b110, right: 0 });
+        assert_eq!((slot.begin_copy(0, BOTH), slot.begin_copy(1, BOTH)), (None, Some(0b110)));
+        assert_eq!((slot.begin_copy(1, BOTH), slot.forget()), (None, None), "one at a time");
+        assert!(slot.end_copy(1, true));
+        assert_eq!(slot.stale(), 0b100);
+        assert_eq!(slot.forget(), Some(Turned { stale: 0, right: 0b100 }));
+        assert_eq!(slot.lose(0b10), Turned { stale: 0, right: 0 }, "there is no page to lose");
+    }
+
+    #[test]
+    fn a_repair_that_fails_or_is_overtaken_does_not_count() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b01);
+        assert!(slot.begin_copy(1, BOTH).is_some() && !slot.end_copy(1, false));
+        assert!(slot.begin_copy(1, BOTH).is_some());
+        assert!(slot.begin_write(), "whoever writes now must leave it out");
+        slot.end_write(0b01);
+        assert!(slot.begin_write(), "and the next one too");
+        assert!(!slot.end_copy(1, true));
+        slot.end_write(0b01);
+        assert_eq!(slot.stale() & BOTH, 0b10);
+        assert!(slot.begin_copy(1, BOTH).is_some() && slot.end_copy(1, true), "the next repair is one of its own");
+    }
+
+    #[test]
+    fn a_slot_that_is_written_is_not_repaired() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b01);
+        let _ = slot.begin_write();
+        assert_eq!(slot.begin_copy(1, BOTH), None);
+        slot.end_write(0b10);
+        assert_eq!(slot.begin_copy(0, BOTH), Some(0b101));
+    }
+
+    #[test]
+    fn what_was_copied_from_a_copy_that_is_wrong_does_not_count() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b01);
+        slot.served(0);
+        assert!(slot.begin_copy(1, BOTH).is_some());
+        assert_eq!(slot.doubt(BOTH), None, "it is the last");
+        assert!(!slot.end_copy(1, true));
+        assert_eq!(slot.stale() & BOTH, 0b10);
+    }
+
+    #[test]
+    fn what_no_copy_has_is_repaired_from_none() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0);
+        assert_eq!(slot.begin_copy(0, BOTH), None);
+    }
+
+    #[test]
+    fn a_copy_that_served_wrong_bytes_is_asked_no_more_but_for_the_last() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b111);
+        assert_eq!(slot.doubt(0b111), None, "nobody has read it");
+        slot.served(2);
+        assert_eq!((slot.server(), slot.doubt(0b111), slot.doubt(0b111)), (Some(2), Some(2), None));
+        slot.served(0);
+        assert_eq!((slot.doubt(0b111), slot.stale()), (Some(0), 0b101));
+        slot.served(1);
+        assert_eq!((slot.doubt(0b111), slot.stale()), (None, 0b101));
+        let _ = slot.begin_write();
+        slot.end_write(0b111);
+        assert_eq!((slot.server(), slot.stale()), (None, 0), "a new page, of which nothing bad is known");
+    }
+}

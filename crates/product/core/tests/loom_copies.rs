@@ -1,0 +1,107 @@
+//! A slot of a space that is kept twice, while one of the copies is repaired. The copy that is repaired is a cell, so that loom finds two writes at a time,
+//! and a read beside a write. (The other one may be written while it is read for a repair, which then does not count.)
+#![cfg(loom)]
+
+use farshore_core::copies::{CopySet, SlotCopies};
+use farshore_models::explore;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+const BOTH: CopySet = 0b11;
+
+/// A slot, and what its copies hold.
+struct Space {
+    slot: SlotCopies,
+    first: AtomicU32,
+    second: UnsafeCell<u32>,
+}
+
+impl Space {
+    /// A page that only the first copy has.
+    fn degraded() -> Space {
+        let space = Space { slot: SlotCopies::new(), first: AtomicU32::new(1), second: UnsafeCell::new(0) };
+        let _ = space.slot.begin_write();
+        space.slot.end_write(0b01);
+        space
+    }
+
+    fn put(&self, copy: usize, version: u32) {
+        match copy {
+            0 => self.first.store(version, Ordering::Relaxed),
+            // SAFETY: loom finds an access at the same time.
+            _ => self.second.with_mut(|it| unsafe { *it = version }),
+        }
+    }
+
+    fn get(&self, copy: usize) -> u32 {
+        match copy {
+            0 => self.first.load(Ordering::Relaxed),
+            // SAFETY: as above.
+            _ => self.second.with(|it| unsafe { *it }),
+        }
+    }
+
+    /// Both copies are up. The one that is repaired is the second.
+    fn write(&self, version: u32) {
+        let to = if self.slot.begin_write() { 0b01 } else { BOTH };
+        (0..2).filter(|copy| to >> copy & 1 != 0).for_each(|copy| self.put(copy, version));
+        self.slot.end_write(to);
+    }
+
+    fn repair(&self) {
+        if let Some(stale) = self.slot.begin_copy(1, BOTH) {
+            assert_eq!(stale & BOTH, 0b10);
+            self.put(1, self.get(0));
+            self.slot.end_copy(1, true);
+        }
+    }
+
+    /// What each copy has that is not stale.
+    fn check(&self, version: u32) {
+        let stale = self.slot.stale() & BOTH;
+        assert_ne!(stale, BOTH);
+        (0..2).filter(|copy| stale >> copy & 1 == 0).for_each(|copy| assert_eq!(self.get(copy), version, "copy {copy}"));
+    }
+}
+
+#[test]
+fn a_copy_that_counts_has_what_was_written_last() {
+    explore(3, || {
+        let space = Arc::new(Space::degraded());
+        let repairer = {
+            let space = space.clone();
+            thread::spawn(move || {
+                space.repair();
+                space.repair();
+            })
+        };
+        space.write(2);
+        space.check(2);
+        space.write(3);
+        space.check(3);
+        repairer.join().unwrap();
+        space.check(3);
+        space.repair();
+        assert_eq!(space.slot.stale() & BOTH, 0);
+        space.check(3);
+    });
+}
+
+#[test]
+fn a_slot_is_given_back_when_no_repair_is_under_way() {
+    explore(3, || {
+        let space = Arc::new(Space::degraded());
+        let repairer = {
+            let space = space.clone();
+            thread::spawn(move || space.repair())
+        };
+        if space.slot.forget().is_some() {
+            // It belongs to somebody else now.
+            space.put(0, 7);
+            space.put(1, 7);
+        }
+        repairer.join().unwrap();
+    });
+}
