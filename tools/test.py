@@ -455,7 +455,7 @@ def parts(seed):
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("mirror", "pages that are kept on several nodes and disks, of which one is killed, hangs, lies or is full",
-             [pytest("mirror", "tests/real/test_mirror.py")], 12, shown, pytest_missing, needs_build=True, takes=90),
+             [pytest("mirror", "tests/real/test_mirror.py")], 12, shown, pytest_missing, needs_build=True, takes=100),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed",
              [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py")], 10, shown, pytest_missing, needs_build=True, takes=70),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",

@@ -87,10 +87,11 @@ class TestMirror(Remote):
     def test_a_node_that_lies(self):
         """Other bytes on one of the nodes: the other one has the right ones, and they are written there again."""
         with self.nodes("lies") as (nodes, spec), self.updates(spec, forks=True) as (process, pid):
-            for node in nodes * 2:
+            for times, node in enumerate(nodes * 2):
                 self.rounds(process, 5)
                 subprocess.run(["qemu-io", "-f", "raw", "-c", "write -P 0x37 0 200M", node.spec], check=True, stdout=subprocess.DEVNULL)
-                self.rounds(process, 5)
+                # Within a second or so that shows, whatever the program reads. Until then the other node must not be touched.
+                self.wait_for(process, pid, "it is seen", lambda _, times=times: process.stderr_so_far().count("has lost its pages") > times)
                 self.whole(process, pid)
             errors = self.counters(pid)["swap"]["errors"]
         expect(errors > 0, "nobody has seen the wrong bytes")

@@ -76,7 +76,17 @@ impl Collector for Asked {
                 (joined(labels, vec![space, ("state".into(), farshore_config::plain(&state))]), 1_u64)
             })
         });
-        gauges(&mut encoder, "farshore_spaces_state", "The state that the swap space is in.", states)
+        gauges(&mut encoder, "farshore_spaces_state", "The state that the swap space is in.", states)?;
+        let copies = self.answered().flat_map(|(labels, stats, _)| {
+            let each = spaces(stats).into_iter().zip(&stats.spaces).flat_map(|(space, it)| {
+                it.copies.iter().map(move |copy| {
+                    let (name, state) = (farshore_config::plain(&copy.name), farshore_config::plain(&copy.state));
+                    vec![space.clone(), ("copy".into(), name), ("state".into(), state)]
+                })
+            });
+            each.map(|more| (joined(labels, more), 1_u64)).collect::<Vec<_>>()
+        });
+        gauges(&mut encoder, "farshore_spaces_copies_state", "The state that a copy of the swap space is in.", copies)
     }
 }
 
@@ -130,17 +140,13 @@ fn gauges(
 /// What a program has of a metric: as a rule one number, of swap spaces and policies one each.
 fn samples(metric: &Metric, labels: &Labels, stats: &Stats, value: &Value) -> Vec<(Labels, u64)> {
     let Some((first, rest)) = metric.path.split_first() else { return Vec::new() };
-    let inside = |value: &Value| {
-        let leaf = rest.iter().try_fold(value, |value, name| value.get(name))?;
-        leaf.as_u64().or_else(|| leaf.as_bool().map(u64::from))
-    };
     match value.get(first) {
         Some(Value::Array(list)) => {
             // Policies have no names: they are numbered as they came.
             let policies = || (1..).map(|number: u32| ("policy".to_owned(), number.to_string()));
             let named = if first == "policies" { policies().take(list.len()).collect() } else { spaces(stats) };
             let each = named.into_iter().zip(list);
-            each.filter_map(|(space, value)| Some((joined(labels, vec![space]), inside(value)?))).collect()
+            each.flat_map(|(space, value)| inside(&joined(labels, vec![space]), value, rest)).collect()
         }
         Some(value) => {
             let name = match first.as_str() {
@@ -149,8 +155,25 @@ fn samples(metric: &Metric, labels: &Labels, stats: &Stats, value: &Value) -> Ve
                 _ => None,
             };
             let label = name.map(|name| (first.clone(), farshore_config::plain(name)));
-            inside(value).map(|number| (joined(labels, label.into_iter().collect()), number)).into_iter().collect()
+            inside(&joined(labels, label.into_iter().collect()), value, rest)
         }
+        None => Vec::new(),
+    }
+}
+
+/// The number that `path` leads to in a value; of the copies of a swap space one each.
+fn inside(labels: &Labels, value: &Value, path: &[String]) -> Vec<(Labels, u64)> {
+    let Some((first, rest)) = path.split_first() else {
+        let number = value.as_u64().or_else(|| value.as_bool().map(u64::from));
+        return number.map(|number| (labels.clone(), number)).into_iter().collect();
+    };
+    match value.get(first) {
+        Some(Value::Array(copies)) => {
+            let name = |copy: &Value| copy.get("name").and_then(Value::as_str).map(farshore_config::plain).unwrap_or_default();
+            let each = |copy| inside(&joined(labels, vec![("copy".into(), name(copy))]), copy, rest);
+            copies.iter().flat_map(each).collect()
+        }
+        Some(value) => inside(labels, value, rest),
         None => Vec::new(),
     }
 }
@@ -177,7 +200,7 @@ fn joined(labels: &Labels, more: Labels) -> Labels {
 pub mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Attached, Autopilot, Budget, Family, Kinds, Pool, Space, Thrashing};
+    use farshore_config::stats::{Attached, Autopilot, Budget, Family, Kinds, Pool, Space, SpaceCopy, Thrashing};
 
     /// Programs of each kind, of which one has all that there is.
     pub fn some() -> (Vec<Program>, Vec<Outcome>) {
@@ -187,7 +210,10 @@ pub mod tests {
         let mut full = Stats { pid: 7, fault_mode: "upcall".into(), uptime_ns: 1_500_000_000, ..Stats::default() };
         full.spaces = vec![
             space("dir:/a", "works"),
-            space("dir:/a", "draining"),
+            Space {
+                copies: vec![SpaceCopy { name: "nbd://n".into(), state: "down".into(), stale_pages: 12 }],
+                ..space("dir:/a", "draining")
+            },
             Space { capacity_bytes: Some(1 << 30), ..space("ram", "full") },
         ];
         full.pool = Some(Pool { name: "ram:lz4".into(), pages: 3, ..Pool::default() });
@@ -230,6 +256,8 @@ pub mod tests {
             r#"farshore_up{pid="9",name="stopped"} 0"#,
             r#"farshore_up{pid="11",name="odd"} 0"#,
             r#"farshore_dormant{pid="10",name="fits"} 1"#,
+            r#"farshore_spaces_copies_stale_pages{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n"} 12"#,
+            r#"farshore_spaces_copies_state{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n",state="down"} 1"#,
             "# UNIT farshore_fault_latency_seconds seconds",
             r#"farshore_fault_latency_seconds_total{pid="7",name="a\"b\\c\\nd"} 2.0"#,
             r#"farshore_uptime_seconds{pid="7",name="a\"b\\c\\nd"} 1.5"#,
