@@ -36,6 +36,8 @@ LAYERS = {
         "kernel": ["seldom", "memory"],
         "process": ["wire", "memory", "regions"],
         "connection": ["wire", "regions"],
+        "snapshot": [],
+        "restore": ["seldom", "wire", "regions", "process", "connection", "snapshot"],
         "chosen": ["process"],
         "host": ["memory", "kernel", "chosen"],
         "serve": ["seldom", "host"],

@@ -74,13 +74,13 @@ def descriptors_of(pid):
 class Manager:
     """`farshore manage` at work."""
 
-    def __init__(self, tests, name, memory, pool=None, faulty=None, user=None, more=()):
+    def __init__(self, tests, name, memory, pool=None, faulty=None, user=None, more=(), protocol="cloud-hypervisor"):
         self.tests = tests
         self.folder = tests.folder(name, 0o755 if user is None else 0o777)
         self.socket, self.log = os.path.join(self.folder, "socket"), os.path.join(self.folder, "log")
         self.swap = tests.folder(f"{name}-swap", 0o777)
-        command = [*tests.manage(), "--listen", self.socket, "--protocol", "cloud-hypervisor", *(["--memory", memory] if memory else []), *more,
-                   *(["--swap", pool] if pool else []), "--swap", f"dir:{self.swap}"]
+        command = [*tests.manage(), "--listen", self.socket, "--protocol", protocol, *(["--memory", memory] if memory else []), *more,
+                   *(["--swap", pool] if pool else []), *(["--swap", f"dir:{self.swap}"] if protocol == "cloud-hypervisor" else [])]
         if user is not None:
             command = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups", *command]
         env = dict(os.environ, LC_ALL="C", **({"FARSHORE_FAULTY": faulty} if faulty else {}))

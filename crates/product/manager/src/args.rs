@@ -15,7 +15,8 @@ pub enum Command {
         about = farshore_command::MANAGE_ABOUT,
         long_about = "Manages the memory of virtual machines: a virtual machine monitor connects to SOCKET and hands the memory of its guest over. From \
     then on at most --memory of it is in RAM, and pages that do not fit move to the swap spaces, as with 'farshore run'. The guest runs on, and needs no \
-    change. Each virtual machine gets a process of its own, which ends with it. Ended by a signal, the command gives all memory back first."
+    change. Each virtual machine gets a process of its own, which ends with it. Ended by a signal, the command gives all memory back first. With --protocol firecracker it \
+    restores guests from a snapshot instead: the guest runs at once, and its memory comes as it is touched."
     )]
     Manage(ManageArgs),
 
@@ -35,6 +36,14 @@ pub struct ManageArgs {
     /// How memory is handed over
     #[arg(long, value_name = "NAME")]
     pub protocol: Protocol,
+
+    /// With 'firecracker': restore guests from FILE, the memory file of a snapshot; no other option of memory goes with it
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
+
+    /// What a restored guest touches in its first ten seconds: written to FILE the first time, and read ahead from then on
+    #[arg(long, value_name = "FILE")]
+    pub working_set: Option<PathBuf>,
 
     /// The memory of each virtual machine.
     #[command(flatten)]
@@ -121,6 +130,8 @@ pub struct VmRunArgs {
 pub enum Protocol {
     /// Cloud Hypervisor's, in both of its proposed forms.
     CloudHypervisor,
+    /// Firecracker's, of snapshots that are restored: memory comes as it is touched, and stays.
+    Firecracker,
 }
 
 const AFTER_MANAGE: &str = "\
@@ -128,6 +139,9 @@ Examples:
   farshore manage --listen /run/user/1000/memory --protocol cloud-hypervisor --memory 256M
   S=/run/user/1000/memory
   cloud-hypervisor --memory size=1G,shared=on,uffd_handoff_socket=$S,uffd_handoff_mode='MISSING|WP'
+
+  farshore manage --listen $S --protocol firecracker --snapshot vm.mem --working-set vm.set
+  (Firecracker's /snapshot/load: a mem_backend of backend_type Uffd, and $S as its backend_path)
 
 Signals: SIGUSR1 writes a line about each virtual machine to stderr. SIGINT, SIGTERM, SIGHUP and
 SIGQUIT end it. All memory is brought back before, so that the virtual machines go on without a
@@ -165,7 +179,7 @@ const WORDS: Words = Words {
     required: &[
         ("QEMU", "no QEMU given: write it behind the options, such as farshore vm run --memory 1G -- qemu-system-x86_64 -m 4G"),
         ("--listen", "no socket given: write --listen SOCKET, such as --listen /run/user/1000/memory"),
-        ("--protocol", "no protocol given: write --protocol cloud-hypervisor"),
+        ("--protocol", "no protocol given: write --protocol cloud-hypervisor, or firecracker"),
     ],
 };
 

@@ -27,6 +27,7 @@
 //! | [`leave`] | the memory is given back |
 //! | [`seldom`] | lines that may come again and again |
 //! | [`session`] | one client from its connection to its end |
+//! | [`restore`] | a client whose memory is filled from a snapshot, and stays: [`snapshot`] has the file, and which parts of it are needed first |
 //!
 //! # One process for each client
 //!
@@ -42,7 +43,9 @@ pub mod leave;
 pub mod memory;
 pub mod process;
 pub mod regions;
+pub mod restore;
 pub mod seldom;
 pub mod serve;
 pub mod session;
+pub mod snapshot;
 pub mod wire;

@@ -27,6 +27,7 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (_, words) = without_caller(words);
     match &words[..] {
         [first, options, _] if first == CLIENT => return start::client(options),
+        [first, source, _] if first == start::RESTORE => return start::restored(source),
         [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
         [first, options, process] if first == ONE => return vm::one(options, process),
         _ => {}

@@ -103,6 +103,16 @@ impl Process {
         regions::check_registered(regions, &String::from_utf8_lossy(&text))
     }
 
+    /// The same for memory that is filled alone ([`regions::check_told`]).
+    ///
+    /// # Errors
+    /// One line: what they have in their place.
+    pub fn check_told(&self, regions: &[Handed]) -> Result<(), String> {
+        let text = fs::read(self.path("smaps"))
+            .map_err(|error| format!("what process {} has registered cannot be read ({error})", self.number()))?;
+        regions::check_told(regions, &String::from_utf8_lossy(&text))
+    }
+
     /// Makes sure that the process keeps a descriptor of a userfaultfd that it has sent. With the last descriptor its memory becomes ordinary memory, and a page that is out zeros:
     /// that must not happen when a manager is killed.
     ///
@@ -172,16 +182,17 @@ pub fn resident_bytes() -> u64 {
     pages.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Takes a userfaultfd that came over a connection.
+/// Takes a userfaultfd that came over a connection. `served`: events that are served beside faults; reads wait, unless there are some.
 ///
 /// # Errors
 /// One line: it is none, or reports faults in another way than by messages.
-pub fn userfaultfd(fd: OwnedFd) -> Result<Uffd, String> {
+pub fn userfaultfd(fd: OwnedFd, served: Features) -> Result<Uffd, String> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))
         .map_err(|error| format!("what its descriptor is cannot be read ({error}): is /proc mounted?"))?;
-    check_features(features(&text)?)?;
-    // Reads wait from now on, each in a thread of its own.
-    let flags = rustix::fs::fcntl_getfl(&fd).and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK));
+    check_features(features(&text)?, served)?;
+    // Reads wait from now on, each in a thread of its own; or one thread waits for several things.
+    let wanted = |flags| if served.is_empty() { flags - OFlags::NONBLOCK } else { flags | OFlags::NONBLOCK };
+    let flags = rustix::fs::fcntl_getfl(&fd).and_then(|flags| rustix::fs::fcntl_setfl(&fd, wanted(flags)));
     flags.map_err(|errno| format!("its userfaultfd cannot be made to wait ({errno})"))?;
     Ok(Uffd::adopt(fd.into()))
 }
@@ -194,7 +205,7 @@ fn features(fdinfo: &str) -> Result<Features, String> {
     features.map(Features).ok_or_else(|| "the first descriptor that came along is no userfaultfd".into())
 }
 
-fn check_features(features: Features) -> Result<(), String> {
+fn check_features(features: Features, served: Features) -> Result<(), String> {
     // The kernel's own note that there was a handshake (`UFFDIO_API`).
     const INITIALIZED: Features = Features(1 << 31);
     for (unwanted, why) in [
@@ -205,7 +216,7 @@ fn check_features(features: Features) -> Result<(), String> {
             "its process would wait for answers to forks, moves and removals, which are not served yet: open it without these events",
         ),
     ] {
-        let has = features.and(unwanted);
+        let has = features.and(unwanted).without(served);
         if !has.is_empty() {
             return Err(format!("its userfaultfd has {has}: {why}"));
         }
@@ -249,13 +260,13 @@ mod tests {
     fn what_a_descriptor_is() {
         let (uffd, _) = Uffd::open(UffdOptions::UPCALL).expect("every user may have one");
         let one = uffd.fd().as_fd().try_clone_to_owned().expect("there is a number for it");
-        assert!(userfaultfd(one).is_err_and(|why| why.contains("has SIGBUS")));
+        assert!(userfaultfd(one, Features::default()).is_err_and(|why| why.contains("has SIGBUS")));
         let zero = std::fs::File::open("/dev/zero").expect("it is there");
-        assert!(userfaultfd(zero.into()).is_err_and(|why| why.contains("no userfaultfd")));
+        assert!(userfaultfd(zero.into(), Features::default()).is_err_and(|why| why.contains("no userfaultfd")));
         for (text, part) in [("", "no userfaultfd"), ("API:\tzz", "no userfaultfd")] {
             assert!(features(text).is_err_and(|why| why.contains(part)), "{text}");
         }
-        let of = |text: &str| features(text).and_then(check_features);
+        let of = |text: &str| features(text).and_then(|all| check_features(all, Features::default()));
         let line = |bits: u32| format!("pos:\t0\npending:\t0\ntotal:\t0\nAPI:\taa:{bits:x}:1ffff\n");
         assert_eq!(of(&line(1 << 31 | 0x3001)), Ok(()));
         for (bits, part) in [
@@ -266,5 +277,8 @@ mod tests {
         ] {
             assert!(of(&line(bits)).is_err_and(|why| why.contains(part)), "{part}");
         }
+        let fills = |bits| features(&line(bits)).and_then(|all| check_features(all, Features::EVENT_REMOVE));
+        assert_eq!(fills(1 << 31 | 1 << 3), Ok(()));
+        assert!(fills(1 << 31 | 1 << 3 | 1 << 2).is_err_and(|why| why.contains("EVENT_REMAP") && !why.contains("EVENT_REMOVE")));
     }
 }

@@ -170,6 +170,33 @@ pub fn check_registered(regions: &[Handed], smaps: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Makes sure that all of the regions is registered, for missing pages at least, by what `/proc/PID/smaps` tells of the process that has connected: memory that is filled alone, where
+/// huge pages do no harm.
+///
+/// # Errors
+/// One line: which one is not.
+pub fn check_told(regions: &[Handed], smaps: &str) -> Result<(), String> {
+    let mut told = vec![0; regions.len()];
+    let mut at = None;
+    for line in smaps.lines() {
+        if let Some(mapping) = Mapping::parse(line) {
+            at = Some(mapping);
+        }
+        let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
+        let Some(mapping) = at.take().filter(|_| flags.split_ascii_whitespace().any(|flag| flag == "um")) else { continue };
+        for (told, region) in told.iter_mut().zip(regions) {
+            let (start, end) = (mapping.start.max(region.address), mapping.end.min(region.address + region.bytes));
+            *told += end.saturating_sub(start);
+        }
+    }
+    match regions.iter().zip(told).find(|(region, told)| region.bytes != *told) {
+        Some((region, told)) => Err(format!(
+            "{region}: only {told} bytes of it are registered (UFFDIO_REGISTER, missing pages) in the process that has connected"
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Makes sure that the client reaches its memory by the regions alone.
 ///
 /// # Errors
@@ -318,6 +345,22 @@ mod tests {
             let why = check_registered(&region, &smaps(mapped, eligible, flags)).unwrap_err();
             assert!(why.contains(part), "{part}: {why}");
         }
+    }
+
+    #[test]
+    fn what_is_to_be_filled_is_registered_as_a_whole() {
+        let smaps = |flags: [&str; 3]| {
+            let at = [(0x7f00_0000_0000_u64, MIB / 2), (0x7f00_0008_0000, MIB / 4), (0x7f00_000c_0000, MIB)];
+            let one = |((start, bytes), flags): ((u64, u64), &str)| {
+                format!("{start:x}-{:x} rw-p 00000000 00:00 0\nTHPeligible:  1\nVmFlags: {flags}\n", start + bytes)
+            };
+            at.into_iter().zip(flags).map(one).collect::<String>()
+        };
+        let told = |flags| check_told(&[handed(AT, MIB, 0)], &smaps(flags));
+        assert_eq!(told(["rd wr um", "um", "um hg"]), Ok(()), "in three mappings, of which the last one is larger");
+        assert!(told(["rd wr um", "rd wr", "um"]).is_err_and(|why| why.contains("only 786432 bytes")));
+        assert!(told(["uw", "uw", "uw"]).is_err_and(|why| why.contains("only 0 bytes")));
+        assert!(check_told(&[handed(AT, 4 * MIB, 0)], &smaps(["um"; 3])).is_err(), "it ends before");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use farshore_command::say::{amount, tell};
 use farshore_config::Options;
 use farshore_core::limits::PAGE_SIZE;
+use farshore_sys::uffd::Features;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
@@ -46,13 +47,17 @@ pub fn run(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<
     let process = Process::behind(&socket)?;
     let mut connection = Connection::new(socket);
     let first = connection.first()?;
-    let Request::HandOver(handed) = first.request else {
-        return Err("it changes regions before it has handed any memory over".into());
+    let handed = match first.request {
+        Request::HandOver(handed) => handed,
+        Request::Restore(_) => {
+            return Err("it speaks Firecracker's protocol: start a manager with --protocol firecracker for it".into());
+        }
+        _ => return Err("it changes regions before it has handed any memory over".into()),
     };
     let mut descriptors = first.descriptors.into_iter();
     let uffd = descriptors.next().ok_or("no userfaultfd came along with its memory")?;
     process.keeps(&uffd)?;
-    let uffd = userfaultfd(uffd)?;
+    let uffd = userfaultfd(uffd, Features::default())?;
     let regions = open(&process, &handed, &[], descriptors.as_slice())?;
     drop(descriptors);
     let choice = Choice::new(options, process.number(), list)?;
@@ -156,7 +161,7 @@ fn listen(host: &'static Host, process: &Process, connection: &mut Connection) -
 /// Does what a request behind the first asks for.
 fn change(host: &'static Host, process: &Process, came: Came) -> Result<(), String> {
     let (what, bytes) = match came.request {
-        Request::HandOver(_) => return Err("it hands its memory over a second time".into()),
+        Request::HandOver(_) | Request::Restore(_) => return Err("it hands its memory over a second time".into()),
         Request::Add(handed) => {
             let regions = open(process, &[handed], &host.engine.kernel.memory().all(), &came.descriptors)?;
             host.take(regions, || process.check_registered(&[handed]))?;

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,8 @@ use farshore_command::refusal::Refusal;
 use farshore_command::say::{amount, tell};
 use farshore_command::swap;
 use farshore_config::{Options, Partial};
+use farshore_manager::restore::{self, Source};
+use farshore_manager::snapshot::{self, Snapshot};
 use farshore_manager::{process, session};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,6 +30,84 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::args::{ManageArgs, MemoryArgs, Protocol};
+
+/// The word behind which a process of ours gets what a guest is restored from.
+pub const RESTORE: &str = "--restore";
+
+/// What the process of a client does.
+#[derive(Clone, Debug)]
+enum Service {
+    /// It manages memory, by these options.
+    Managed(Box<Options>),
+    /// It restores memory.
+    Restored(Source),
+}
+
+impl Service {
+    /// The words that a client's process is started with, but for the client.
+    fn words(&self) -> [String; 2] {
+        match self {
+            Service::Managed(options) => [CLIENT.into(), options.to_json()],
+            Service::Restored(source) => [RESTORE.into(), serde_json::to_string(source).expect("paths were looked at")],
+        }
+    }
+
+    /// What is said of it at the start.
+    fn told(&self) -> String {
+        match self {
+            Service::Managed(options) => match &options.budget {
+                Some(budget) => format!("a share of the budget {budget} of each virtual machine's memory in RAM"),
+                None => format!("at most {} of each virtual machine's memory in RAM", amount(options.memory.bytes())),
+            },
+            Service::Restored(source) => format!("guests are restored from {}", source.snapshot.display()),
+        }
+    }
+}
+
+/// What the options ask for.
+fn service(arguments: &ManageArgs) -> Result<Service, Refusal> {
+    let memory = &arguments.memory;
+    match arguments.protocol {
+        Protocol::CloudHypervisor => {
+            let given = [("--snapshot", &arguments.snapshot), ("--working-set", &arguments.working_set)];
+            if let Some((name, _)) = given.iter().find(|(_, path)| path.is_some()) {
+                return Err(Refusal::cannot_start(format!("{name} goes with --protocol firecracker alone: leave it out")));
+            }
+            options(memory).map(|options| Service::Managed(Box::new(options)))
+        }
+        Protocol::Firecracker => {
+            let given = [
+                ("--memory", memory.memory.is_some()),
+                ("--slowdown", memory.slowdown.is_some()),
+                ("--memory-min", memory.memory_min.is_some()),
+                ("--memory-max", memory.memory_max.is_some()),
+                ("--budget", memory.budget.is_some()),
+                ("--swap", !memory.swap.is_empty()),
+                ("--encrypt", memory.encrypt),
+            ];
+            if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(Refusal::cannot_start(format!(
+                    "{name} does not go with --protocol firecracker, whose guests' memory cannot be taken back: leave it out"
+                )));
+            }
+            let snapshot = arguments.snapshot.as_ref().ok_or_else(|| {
+                Refusal::cannot_start("no snapshot given: write --snapshot FILE, the memory file of the snapshot")
+            })?;
+            let whole = |path: &PathBuf| {
+                let whole = std::path::absolute(path).ok().filter(|path| path.to_str().is_some());
+                whole.ok_or_else(|| Refusal::cannot_start(format!("the path '{}' cannot be used: name another", path.display())))
+            };
+            let source =
+                Source { snapshot: whole(snapshot)?, working_set: arguments.working_set.as_ref().map(whole).transpose()? };
+            // What is wrong now is better known now.
+            let looked = Snapshot::open(&source.snapshot).map_err(Refusal::cannot_start)?;
+            if let Some(path) = &source.working_set {
+                snapshot::working_set(path, looked.bytes()).map_err(Refusal::cannot_start)?;
+            }
+            Ok(Service::Restored(source))
+        }
+    }
+}
 
 /// The most clients at a time.
 const CLIENTS_MAX: usize = 256;
@@ -74,9 +155,7 @@ fn catches(pid: Pid, signal: Signal) -> bool {
 /// # Errors
 /// A wrong option, or it cannot listen.
 pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
-    // One protocol so far; its two forms tell themselves.
-    let Protocol::CloudHypervisor = arguments.protocol;
-    let options = options(&arguments.memory)?;
+    let service = service(arguments)?;
     let failed = |what: &str, why: &dyn std::fmt::Display| Refusal::failed(format!("{what} ({why}): is there memory left?"));
     let mut signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|error| failed("cannot listen for signals", &error))?;
@@ -84,18 +163,11 @@ pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
         .map_err(|error| failed("cannot ignore SIGPIPE", &error))?;
     let listener = Arc::new(Listener::at(&Address::Unix(arguments.listen.clone())).map_err(Refusal::failed)?);
     let clients = Arc::new(Clients::default());
-    tell(&format!(
-        "manager listens at {}: {} of each virtual machine's memory in RAM",
-        arguments.listen.display(),
-        match &options.budget {
-            Some(budget) => format!("a share of the budget {budget}"),
-            None => format!("at most {}", amount(options.memory.bytes())),
-        }
-    ));
+    tell(&format!("manager listens at {}: {}", arguments.listen.display(), service.told()));
     let (accepting, theirs) = (listener.clone(), clients.clone());
     let accept = move || {
         if let Listener::Unix(listener, ..) = &*accepting {
-            accept(listener, &options, &theirs);
+            accept(listener, &service, &theirs);
         }
     };
     if let Err(error) = thread::Builder::new().name("manager-accept".into()).spawn(accept) {
@@ -140,21 +212,21 @@ pub fn options(arguments: &MemoryArgs) -> Result<Options, Refusal> {
 }
 
 /// Takes connections, each of which gets a process.
-fn accept(listener: &UnixListener, options: &Options, clients: &Arc<Clients>) {
+fn accept(listener: &UnixListener, service: &Service, clients: &Arc<Clients>) {
     loop {
         let Ok((socket, _)) = listener.accept() else {
             // No descriptor or no memory is left: perhaps there will be. Or a client has gone before it was taken.
             thread::sleep(Duration::from_millis(20));
             continue;
         };
-        if let Err(why) = welcome(socket, options, clients) {
+        if let Err(why) = welcome(socket, service, clients) {
             tell(&why);
         }
     }
 }
 
 /// Starts the process of a client, and a thread that waits for its end.
-fn welcome(socket: UnixStream, options: &Options, clients: &Arc<Clients>) -> Result<(), String> {
+fn welcome(socket: UnixStream, service: &Service, clients: &Arc<Clients>) -> Result<(), String> {
     let client = process::peer(&socket)?;
     // Held until the new one is among them, so that a signal for all reaches it.
     let mut running = clients.running();
@@ -165,8 +237,8 @@ fn welcome(socket: UnixStream, options: &Options, clients: &Arc<Clients>) -> Res
         return Err(format!("process {client} is one client too many: there are {CLIENTS_MAX}"));
     }
     let mut child = Command::new("/proc/self/exe")
-        .arg(CLIENT)
-        .args([options.to_json(), client.to_string()])
+        .args(service.words())
+        .arg(client.to_string())
         .stdin(Stdio::from(OwnedFd::from(socket)))
         .stdout(Stdio::null())
         .spawn()
@@ -213,6 +285,27 @@ pub fn client(options: &OsStr) -> Result<u8, Refusal> {
     serve(socket, &options, list)
 }
 
+/// A client's process that restores memory: its connection is this process' input.
+///
+/// # Errors
+/// Why the client's memory is not restored.
+pub fn restored(source: &OsStr) -> Result<u8, Refusal> {
+    let text = source.to_str().ok_or_else(|| Refusal::cannot_start("a source that is no text"))?;
+    let source = serde_json::from_str(text).map_err(|error| Refusal::cannot_start(error.to_string()))?;
+    let socket = take_input()?;
+    let client = process::peer(&socket).unwrap_or(0);
+    end_by_bugs();
+    restore::run(socket, &source).map_err(|why| Refusal::failed(format!("process {client} is refused: {why}")))
+}
+
+/// A bug ends this process, and is told.
+fn end_by_bugs() {
+    std::panic::set_hook(Box::new(|info| {
+        tell(&format!("bug: {info}"));
+        std::process::abort();
+    }));
+}
+
 /// The options that a process of ours was started with.
 ///
 /// # Errors
@@ -241,10 +334,7 @@ pub fn adopt(number: i32) -> Result<OwnedFd, Refusal> {
 /// # Errors
 /// Why the client's memory is not managed.
 pub fn serve(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<u8, Refusal> {
-    std::panic::set_hook(Box::new(|info| {
-        tell(&format!("bug: {info}"));
-        std::process::abort();
-    }));
+    end_by_bugs();
     let client = process::peer(&socket).unwrap_or(0);
     match session::run(socket, options, list) {
         Ok(()) => Ok(0),

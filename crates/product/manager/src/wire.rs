@@ -6,6 +6,9 @@
 //! |---|---|---|
 //! | [`Form::Json`] | a length (`u32`, little endian) and so many bytes of JSON, which begin with `{` | one byte |
 //! | [`Form::Binary`] | a header of 16 bytes, whose first two are a command, and so many bytes as its last eight say | a header of 16 bytes |
+//! | [`Form::Firecracker`] | a list of JSON without a length, which begins with `[` | none |
+//!
+//! The third is Firecracker's, of a snapshot that is restored: its memory is to be filled ([`Request::Restore`]), by what [`crate::restore`] does.
 //!
 //! The first request hands memory over, with its userfaultfd as the first descriptor that comes along; files of the memory may follow. Later ones
 //! add regions, or (in the binary form) take some away. A request that is refused gets no answer: the connection ends.
@@ -45,6 +48,8 @@ pub enum Form {
     Json,
     /// Binary headers (pull request 8664).
     Binary,
+    /// A bare list of JSON (`GuestRegionUffdMapping` of Firecracker).
+    Firecracker,
 }
 
 /// A part of the client's memory, as the client tells it. Nothing of it is known to be true.
@@ -58,11 +63,22 @@ pub struct Handed {
     pub offset: u64,
 }
 
+/// A part of memory that is to be filled from a snapshot, as the client tells it: [`Handed::offset`] is in the snapshot's file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// Where it is, and where its bytes are.
+    pub memory: Handed,
+    /// Bytes of its pages.
+    pub page: u64,
+}
+
 /// What a client asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
     /// Manage this memory.
     HandOver(Vec<Handed>),
+    /// Fill this memory as it is touched.
+    Restore(Vec<Restored>),
     /// And this.
     Add(Handed),
     /// And this no more, which goes.
@@ -91,7 +107,7 @@ pub fn read(input: &[u8]) -> Result<Read, String> {
     match input {
         // The length of a frame may begin with any byte, so what stands behind it is looked at first.
         [_, _, _, _, b'{', ..] => read_json(input),
-        [b'[', _, _, _, _, ..] => Err("it speaks Firecracker's protocol, which is not served yet".into()),
+        [b'[', _, _, _, _, ..] => read_list(input),
         [a, b, _, _, _, ..] if [HANDSHAKE, ADD_REGION, REMOVE_REGION].contains(&u16::from_le_bytes([*a, *b])) => {
             read_binary(input)
         }
@@ -141,6 +157,37 @@ fn read_json(input: &[u8]) -> Result<Read, String> {
         Frame::AddRegion { region } => Request::Add(region.into()),
     };
     Ok(Read::All(request, Form::Json, 4 + length, true))
+}
+
+#[derive(Deserialize)]
+struct ListedRegion {
+    base_host_virt_addr: u64,
+    size: u64,
+    offset: u64,
+    /// Bytes, as the next one, which goes in version 2.
+    page_size: Option<u64>,
+    page_size_kib: Option<u64>,
+}
+
+fn read_list(input: &[u8]) -> Result<Read, String> {
+    if input.len() > REQUEST_MAX {
+        return Err(format!("a request of {} bytes is too long: at most {REQUEST_MAX}", input.len()));
+    }
+    let mut all = serde_json::Deserializer::from_slice(input).into_iter::<Vec<ListedRegion>>();
+    let list = match all.next() {
+        Some(Ok(list)) => list,
+        Some(Err(why)) if !why.is_eof() => return Err(format!("its request cannot be read ({why})")),
+        _ => return Ok(Read::More),
+    };
+    let region = |it: ListedRegion| {
+        let memory = Handed { address: it.base_host_virt_addr, bytes: it.size, offset: it.offset };
+        match it.page_size.or(it.page_size_kib) {
+            Some(page) => Ok(Restored { memory, page }),
+            None => Err(format!("{memory}: the size of its pages is missing (page_size)")),
+        }
+    };
+    let regions = list.into_iter().map(region).collect::<Result<_, _>>()?;
+    Ok(Read::All(Request::Restore(regions), Form::Firecracker, all.byte_offset(), false))
 }
 
 /// What the memory is registered for is ours to say, but for one: whether writes to protected pages tell anybody cannot be changed later.
@@ -221,6 +268,7 @@ impl Form {
     pub fn done(self) -> Vec<u8> {
         match self {
             Form::Json => vec![1],
+            Form::Firecracker => Vec::new(),
             Form::Binary => {
                 let mut answer = vec![0; HEADER];
                 answer[..2].copy_from_slice(&DONE.to_le_bytes());
@@ -269,6 +317,25 @@ mod tests {
         assert_eq!((Form::Json.done().len(), Form::Binary.done()[..4] == [1, 0, 0, 0], Form::Binary.done().len()), (1, true, 16));
     }
 
+    /// As Firecracker 1.13 sends it.
+    const LIST: &str = r#"[{"base_host_virt_addr":140000000000000,"size":8192,"offset":0,"page_size":4096,"page_size_kib":4096},
+        {"base_host_virt_addr":150000000000000,"size":4194304,"offset":8192,"page_size":2097152,"page_size_kib":2097152}]"#;
+
+    #[test]
+    fn a_list_is_memory_that_is_to_be_filled() {
+        let region = |address, bytes, offset, page| Restored { memory: Handed { address, bytes, offset }, page };
+        let all = vec![region(140_000_000_000_000, 8192, 0, 4096), region(150_000_000_000_000, 4 << 20, 8192, 2 << 20)];
+        assert_eq!(read(LIST.as_bytes()), Ok(Read::All(Request::Restore(all), Form::Firecracker, LIST.len(), false)));
+        for end in 0..LIST.len() {
+            assert_eq!(read(&LIST.as_bytes()[..end]), Ok(Read::More), "{end}");
+        }
+        let next =
+            LIST.replace("\"page_size\":4096,\"page_size_kib\"", "\"page_size\"").replace(",\"page_size_kib\":2097152", "");
+        assert!(
+            matches!(read(next.as_bytes()), Ok(Read::All(Request::Restore(all), ..)) if all[0].page == 4096 && all[1].page == 2 << 20)
+        );
+    }
+
     #[test]
     fn a_request_comes_in_pieces_and_the_next_one_behind_it() {
         let handshake = [header(HANDSHAKE, [1, 0, MANAGED, 3, 1, 0], 48), region([1, 2, 3, 4, 5, 6])].concat();
@@ -286,7 +353,10 @@ mod tests {
         let shake = |middle, length, body: &[u8]| [header(HANDSHAKE, middle, length), body.to_vec()].concat();
         let body = region([0; 6]);
         for (bytes, part) in [
-            (b"[{\"base_host_virt_addr\":0}]".to_vec(), "Firecracker"),
+            (b"[{\"base_host_virt_addr\":0}]".to_vec(), "cannot be read"),
+            (LIST.replace("\"page_size\"", "\"page\"").replace("\"page_size_kib\"", "\"kib\"").into_bytes(), "page_size"),
+            (LIST.replace("4096", "-1").into_bytes(), "cannot be read"),
+            ([b"[", &vec![b' '; REQUEST_MAX][..]].concat(), "too long"),
             (b"GET / HTTP/1.1".to_vec(), "of no protocol"),
             (vec![0; 16], "of no protocol"),
             ([&u32::MAX.to_le_bytes()[..], b"{"].concat(), "too long"),

@@ -15,7 +15,7 @@ use farshore_manager::host::Host;
 use farshore_manager::leave::leave;
 use farshore_manager::process::userfaultfd;
 use farshore_manager::serve;
-use farshore_sys::uffd::UffdOptions;
+use farshore_sys::uffd::{Features, UffdOptions};
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 
 const PAGES: u64 = 3000;
@@ -52,7 +52,8 @@ fn wait_until(what: impl Fn() -> bool, otherwise: &str) {
 #[test]
 fn what_is_out_stays_and_what_is_thrown_away_goes() {
     let Some(uffd) = open(UffdOptions::POLL) else { return };
-    let uffd = userfaultfd(uffd.fd().as_fd().try_clone_to_owned().expect("there is a number")).expect("it sends messages");
+    let uffd = userfaultfd(uffd.fd().as_fd().try_clone_to_owned().expect("there is a number"), Features::default())
+        .expect("it sends messages");
     let fd = memfd(PAGES);
     let range = mapping(&fd, PAGES, 0);
     // It was in use before.

@@ -36,6 +36,7 @@ pub const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 pub const WRITEPROTECT_MODE_DONTWAKE: u64 = 1 << 1;
 
 pub const EVENT_PAGEFAULT: u8 = 0x12;
+pub const EVENT_REMOVE: u8 = 0x15;
 pub const PAGEFAULT_FLAG_WRITE: u64 = 1 << 0;
 pub const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
 
@@ -88,7 +89,7 @@ pub struct WriteProtect {
     pub mode: u64,
 }
 
-/// `struct uffd_msg` as far as page faults use it.
+/// `struct uffd_msg` as far as page faults use it. Of a removal, `flags` is where it begins, and `address` where it ends.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {

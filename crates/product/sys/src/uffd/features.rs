@@ -30,6 +30,8 @@ impl Features {
     pub const WP: Features = Features(1 << 0);
     /// Messages about forks, moves, removals and unmappings, each of which the process waits for.
     pub const EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+    /// Messages about memory that the process throws away (`MADV_DONTNEED`, `MADV_REMOVE`); it waits until they are read.
+    pub const EVENT_REMOVE: Features = Features(1 << 3);
     /// A fault raises SIGBUS in the faulting thread instead of sending a message.
     pub const SIGBUS: Features = Features(1 << 7);
     /// A message tells the faulting thread.

@@ -176,7 +176,12 @@ impl Message {
     /// Room for a message.
     pub const EMPTY: Message = Message(RawMessage { event: 0, _reserved: [0; 7], flags: 0, address: 0, thread: 0 });
 
-    /// The fault it tells of; `None` for other events, which are never asked for.
+    /// The memory that it says is being thrown away: its first byte, and the one behind its last. `None` for other events.
+    pub const fn removed(&self) -> Option<(u64, u64)> {
+        if self.0.event == abi::EVENT_REMOVE { Some((self.0.flags, self.0.address)) } else { None }
+    }
+
+    /// The fault it tells of; `None` for other events.
     pub const fn fault(&self) -> Option<Fault> {
         if self.0.event != abi::EVENT_PAGEFAULT {
             return None;
@@ -375,8 +380,17 @@ impl Uffd {
         sort(answer, argument.done)
     }
 
-    /// Maps `len` absent bytes with the kernel's page of zeros (a first write makes a copy without a fault to us).
-    /// Tests alone do: for Farshore, pages of zeros come by [`Uffd::copy`] too.
+    /// Maps absent memory at `dst` with a copy of `bytes`, whole pages, and wakes who waits there.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    pub fn fill(&self, dst: u64, bytes: &[u8]) -> Result<(), UffdError> {
+        // SAFETY: the bytes are borrowed for the call, so nobody writes them.
+        unsafe { self.copy(dst, bytes.as_ptr() as u64, bytes.len() as u64, false, true) }
+    }
+
+    /// Maps `len` absent bytes with the kernel's page of zeros (a first write makes a copy without a fault to us), which takes no memory. A program's pages of zeros come
+    /// by [`Uffd::copy`] all the same: they are about to be written.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
