@@ -280,3 +280,147 @@ fn one_copy_may_do_what_it_wants() {
         }
     });
 }
+
+/// Writes past the mirror.
+fn write_behind(mirror: &Mirror, copy: usize, first: u64, pages: &[PageBuf]) {
+    let copy = mirror.copies().nth(copy).unwrap();
+    write::<AnyBackend>(&mut copy.queue(1).unwrap(), first, pages).unwrap();
+}
+
+#[test]
+fn a_copy_that_takes_nothing_keeps_no_other_from_its_repair() {
+    let mirror = mirror(3);
+    let mut queue = mirror.queue(4).unwrap();
+    set(&mirror, 0, Kind::Full, 1.0);
+    set(&mirror, 1, Kind::WriteError, 1.0);
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    set(&mirror, 1, Kind::WriteError, 0.0);
+    assert_eq!(stale(&mirror), [40, 40, 0]);
+    keep_until(&mirror, "the second has it", || stale(&mirror)[1] == 0);
+}
+
+#[test]
+fn a_page_that_its_source_cannot_read_keeps_no_other_from_its_repair() {
+    let dir = common::Dir::new();
+    let file = SwapSpec::File { path: dir.0.join("first"), size: Some(Size::mib(32)) };
+    let open = |_, spec: &SwapSpec, notice: &mut dyn FnMut(&str)| match spec {
+        SwapSpec::File { .. } => AnyBackend::open(core::slice::from_ref(spec), false, notice),
+        _ => Ok(AnyBackend::Ram(RamSpace::open(Some(Size::mib(32)), None)?).with_faults(&FaultConfig::default())),
+    };
+    let mirror = Mirror::open(&[file, SPEC], false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    set(&mirror, 1, Kind::Full, 1.0);
+    write::<Mirror>(&mut queue, 512, &pages(512, 64, 1)).unwrap();
+    set(&mirror, 1, Kind::Full, 0.0);
+    // The last pages are gone.
+    let fd = mirror.copies().next().and_then(|file| file.fds().next()).unwrap();
+    std::fs::OpenOptions::new().write(true).open(format!("/proc/self/fd/{fd}")).unwrap().set_len(552 << 12).unwrap();
+    keep_until(&mirror, "all others have been copied", || stale(&mirror)[1] <= 24);
+    assert_eq!((up(&mirror), stale(&mirror)), (vec![true, true], vec![0, 24]));
+    check(mirror.copies().nth(1).unwrap(), 512, &pages(512, 40, 1));
+}
+
+#[test]
+fn an_error_of_the_copy_that_is_left_is_not_the_end_of_the_page() {
+    for kind in [Kind::ReadError, Kind::Corrupt] {
+        for first in 0..2 {
+            let mirror = mirror(2);
+            let mut queue = mirror.queue(4).unwrap();
+            write::<Mirror>(&mut queue, 7, &pages(7, 1, 1)).unwrap();
+            // One is gone for good.
+            (0..2).for_each(|_| set(&mirror, first, Kind::ReadError, 1.0));
+            set(&mirror, first, Kind::WriteError, 1.0);
+            (0..8).for_each(|n| write::<Mirror>(&mut queue, 600 + n, &pages(600 + n, 1, 3)).unwrap());
+            assert!(!up(&mirror)[first]);
+            set(&mirror, 1 - first, kind, 1.0);
+            let mut into = PageBuf::ZERO;
+            if mirror.read(slot(7), &mut into).is_ok() {
+                mirror.doubt(slot(7));
+            }
+            set(&mirror, 1 - first, kind, 0.0);
+            assert_eq!(mirror.read(slot(7), &mut into), Ok(()), "{kind:?} {first}");
+            assert!(into.0 == page(7, 1).0);
+        }
+    }
+}
+
+/// As a memory node that is started again without what it had, while its stamp is on the way for the second time.
+#[test]
+fn a_copy_that_is_emptied_twice_gets_everything_again() {
+    let specs: Vec<SwapSpec> = ["nbd://a", "nbd://b"].iter().map(|spec| spec.parse().unwrap()).collect();
+    let open = |n, _: &SwapSpec, _: &mut dyn FnMut(&str)| {
+        let ram = AnyBackend::Ram(RamSpace::open(Some(Size::mib(32)), None)?);
+        Ok(ram.with_faults(&FaultConfig { seed: n as u64 + 1, delay_time: "1s".parse().unwrap(), ..FaultConfig::default() }))
+    };
+    let mirror = Mirror::open(&specs, false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 4, 1)).unwrap();
+    let place = mirror.copies().next().unwrap().capacity().unwrap() - 1;
+    let empty = |first, count| write_behind(&mirror, 0, first, &vec![PageBuf::ZERO; count]);
+    empty(7, 4);
+    empty(place, 1);
+    set(&mirror, 0, Kind::WriteDelay, 1.0);
+    std::thread::scope(|scope| {
+        let keeper = scope.spawn(|| mirror.keep());
+        std::thread::sleep(Duration::from_millis(300));
+        set(&mirror, 0, Kind::WriteDelay, 0.0);
+        write::<Mirror>(&mut queue, 100, &pages(100, 4, 1)).unwrap();
+        empty(100, 4);
+        keeper.join().unwrap();
+    });
+    keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0]);
+    let copy = mirror.copies().next().unwrap();
+    check(copy, 7, &pages(7, 4, 1));
+    check(copy, 100, &pages(100, 4, 1));
+}
+
+/// As where a forked child or a program that is started finds one of its family's copies full.
+#[test]
+fn a_copy_that_has_no_room_for_its_stamp_is_left_alone_for_now() {
+    let specs: Vec<SwapSpec> = ["nbd://a", "nbd://b"].iter().map(|spec| spec.parse().unwrap()).collect();
+    let open = |n, _: &SwapSpec, _: &mut dyn FnMut(&str)| {
+        let ram = AnyBackend::Ram(RamSpace::open(Some(Size::mib(32)), None)?);
+        let rates = if n == 0 { vec![(Kind::Full, 1.0)] } else { Vec::new() };
+        Ok(ram.with_faults(&FaultConfig { rates, ..FaultConfig::default() }))
+    };
+    assert!(Mirror::open(&specs, false, Box::new(open), &mut |_| {}).is_err(), "at the start it is refused");
+    let mirror = Mirror::open(&specs, true, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 4, 1)).unwrap();
+    assert_eq!((up(&mirror), stale(&mirror)), (vec![false, true], vec![4, 0]));
+    mirror.keep();
+    check(&mirror, 7, &pages(7, 4, 1));
+    set(&mirror, 0, Kind::Full, 0.0);
+    keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0] && up(&mirror) == [true; 2]);
+    check(mirror.copies().next().unwrap(), 7, &pages(7, 4, 1));
+}
+
+/// As a node that is started again every few seconds.
+#[test]
+fn a_copy_is_looked_at_each_second_however_often_it_was_emptied() {
+    let specs: Vec<SwapSpec> = ["nbd://a", "nbd://b"].iter().map(|spec| spec.parse().unwrap()).collect();
+    let open = |_, _: &SwapSpec, _: &mut dyn FnMut(&str)| Ok(AnyBackend::Ram(RamSpace::open(Some(Size::mib(32)), None)?));
+    let mirror = Mirror::open(&specs, false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 4, 1)).unwrap();
+    let place = mirror.copies().next().unwrap().capacity().unwrap() - 1;
+    for n in 0..7 {
+        write_behind(&mirror, 0, place, &[PageBuf::ZERO]);
+        news(&mirror);
+        let since = Instant::now();
+        let mut found = false;
+        while !found {
+            mirror.keep();
+            found = news(&mirror).iter().any(|news| matches!(news, (0, CopyChange::Replaced(_))));
+            assert!(since.elapsed().as_secs() < 4, "it is not found the {n}th time");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0]);
+        // It is right at the next look.
+        let since = Instant::now();
+        while since.elapsed().as_millis() < 1_200 {
+            mirror.keep();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -18,8 +18,9 @@
 //! So a copy of a slot never has two writes under way, and what was copied counts only if nobody has written the slot since. Readers
 //! take any copy that is not stale.
 //!
-//! A reader notes which copy it has taken ([`SlotCopies::served`]). If the bytes turn out to be wrong, that copy is stale
-//! ([`SlotCopies::doubt`]): unless it is the last.
+//! A reader notes which copy it has taken ([`SlotCopies::served`]). If the bytes turn out to be wrong, that copy is stale, and *in doubt*
+//! ([`SlotCopies::doubt`]): it did have the page, and may have it still, since a bit may have turned on the way. Where it is the last, those that were in doubt
+//! before it are asked again; and so they are where the others are gone ([`SlotCopies::trust`]).
 
 use crate::sync::{AtomicU16, Ordering};
 
@@ -36,6 +37,14 @@ const COPYING: u16 = 1 << 5;
 const SPOILED: u16 = 1 << 6;
 const SERVED_AT: u32 = 7;
 const SERVED: u16 = 3 << SERVED_AT;
+/// A bit for each copy that is stale because it was in doubt.
+const DOUBT_AT: u32 = 9;
+const DOUBTS: u16 = ALL << DOUBT_AT;
+
+/// The copies of `word` that are in doubt.
+const fn doubted(word: u16) -> u16 {
+    word >> DOUBT_AT & ALL
+}
 
 /// One slot. Zeros: it has no page.
 #[derive(Debug, Default)]
@@ -99,14 +108,14 @@ impl SlotCopies {
     /// It was written, by these copies.
     pub fn end_write(&self, right: CopySet) -> Turned {
         let stale = !u16::from(right) & ALL;
-        let (before, now) = self.turn(|word| word & !(ALL | WRITING | SERVED) | stale);
+        let (before, now) = self.turn(|word| word & !(ALL | WRITING | SERVED | DOUBTS) | stale);
         Turned::between(before, now)
     }
 
     /// These copies have lost what they had.
     pub fn lose(&self, copies: CopySet) -> Turned {
         let lost = u16::from(copies) & ALL;
-        let (before, now) = self.turn(|word| if word & HAS != 0 { word | lost } else { word });
+        let (before, now) = self.turn(|word| if word & HAS != 0 { word & !(lost << DOUBT_AT) | lost } else { word });
         Turned::between(before, now)
     }
 
@@ -128,7 +137,7 @@ impl SlotCopies {
     pub fn end_copy(&self, to: usize, done: bool) -> bool {
         let (before, now) = self.turn(|word| {
             let right = if done && word & SPOILED == 0 { 1 << to } else { 0 };
-            word & !(COPYING | SPOILED | right)
+            word & !(COPYING | SPOILED | right | right << DOUBT_AT)
         });
         before & !now & 1 << to != 0
     }
@@ -153,16 +162,41 @@ impl SlotCopies {
         usize::from((self.0.load(Ordering::Acquire) & SERVED) >> SERVED_AT).checked_sub(1)
     }
 
-    /// What the last reader has got was wrong: the copy that it came from is stale, unless no other is left of `copies`. A repair that is under way does not count,
-    /// since it may come from there. Returns that copy, if it is stale now.
-    pub fn doubt(&self, copies: CopySet) -> Option<usize> {
+    /// What the last reader has got was wrong: the copy that it came from is stale, unless no other is left of `copies`. If all others are in doubt, they take its
+    /// place. A repair that is under way does not count, since it may come from there.
+    pub fn doubt(&self, copies: CopySet) -> Turned {
         let (before, now) = self.turn(|word| {
             let Some(copy) = ((word & SERVED) >> SERVED_AT).checked_sub(1) else { return word };
-            let others = u16::from(copies) & !word & ALL & !(1 << copy);
-            word | if others != 0 { 1 << copy } else { 0 } | if word & COPYING != 0 { SPOILED } else { 0 }
+            let others = u16::from(copies) & ALL & !(1 << copy);
+            // A copy that is being written by a repair is read by nobody.
+            let again = if word & COPYING == 0 { others & doubted(word) } else { 0 };
+            let spoiled = if word & COPYING != 0 { SPOILED } else { 0 };
+            let wrong = 1 << copy | 1 << copy << DOUBT_AT;
+            if others & !word != 0 {
+                word | wrong | spoiled
+            } else if again != 0 {
+                word & !(again | again << DOUBT_AT) | wrong
+            } else {
+                word | spoiled
+            }
         });
-        let stale = now & !before & ALL;
-        (stale != 0).then(|| stale.trailing_zeros() as usize)
+        Turned::between(before, now)
+    }
+
+    /// The copies that were right are gone: those in doubt are asked again; `all`: those too that are stale for another reason, where somebody else may have
+    /// repaired them.
+    pub fn trust(&self, all: bool) -> Turned {
+        let (before, now) = self.turn(|word| {
+            let again = if word & COPYING != 0 {
+                0
+            } else if all {
+                word & ALL
+            } else {
+                doubted(word)
+            };
+            word & !(again | again << DOUBT_AT)
+        });
+        Turned::between(before, now)
     }
 }
 
@@ -219,7 +253,7 @@ mod tests {
         slot.end_write(0b01);
         slot.served(0);
         assert!(slot.begin_copy(1, BOTH).is_some());
-        assert_eq!(slot.doubt(BOTH), None, "it is the last");
+        assert_eq!(slot.doubt(BOTH), Turned { stale: 0, right: 0 }, "it is the last");
         assert!(!slot.end_copy(1, true));
         assert_eq!(slot.stale() & BOTH, 0b10);
     }
@@ -232,20 +266,43 @@ mod tests {
         assert_eq!(slot.begin_copy(0, BOTH), None);
     }
 
+    const fn turned(stale: CopySet, right: CopySet) -> Turned {
+        Turned { stale, right }
+    }
+
     #[test]
-    fn a_copy_that_served_wrong_bytes_is_asked_no_more_but_for_the_last() {
+    fn a_copy_that_served_wrong_bytes_is_asked_after_the_others() {
         let slot = SlotCopies::new();
         let _ = slot.begin_write();
         slot.end_write(0b111);
-        assert_eq!(slot.doubt(0b111), None, "nobody has read it");
+        assert_eq!(slot.doubt(0b111), turned(0, 0), "nobody has read it");
         slot.served(2);
-        assert_eq!((slot.server(), slot.doubt(0b111), slot.doubt(0b111)), (Some(2), Some(2), None));
+        assert_eq!((slot.server(), slot.doubt(0b111), slot.doubt(0b111)), (Some(2), turned(0b100, 0), turned(0, 0)));
         slot.served(0);
-        assert_eq!((slot.doubt(0b111), slot.stale()), (Some(0), 0b101));
+        assert_eq!((slot.doubt(0b111), slot.stale()), (turned(0b001, 0), 0b101));
         slot.served(1);
-        assert_eq!((slot.doubt(0b111), slot.stale()), (None, 0b101));
+        assert_eq!((slot.doubt(0b111), slot.stale()), (turned(0b010, 0b101), 0b010), "the others once more");
         let _ = slot.begin_write();
         slot.end_write(0b111);
         assert_eq!((slot.server(), slot.stale()), (None, 0), "a new page, of which nothing bad is known");
+    }
+
+    #[test]
+    fn only_what_a_copy_had_is_trusted_again() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b011);
+        slot.served(0);
+        assert_eq!((slot.doubt(0b111), slot.trust(false)), (turned(0b001, 0), turned(0, 0b001)));
+        assert_eq!((slot.stale(), slot.trust(false)), (0b100, turned(0, 0)), "the third has never had it");
+        slot.served(0);
+        slot.doubt(0b111);
+        slot.lose(0b001);
+        assert_eq!((slot.trust(false), slot.stale()), (turned(0, 0), 0b101), "it is lost for sure");
+        assert_eq!(slot.trust(true), turned(0, 0b101));
+        slot.served(0);
+        slot.doubt(0b111);
+        assert!(slot.begin_copy(0, 0b111).is_some());
+        assert_eq!(slot.trust(true), turned(0, 0), "it is being written");
     }
 }

@@ -201,6 +201,8 @@ struct Shared {
     reads: AtomicU64,
     /// Queues that lack a copy which was not open when they were made. Locked when a queue is made, and when a copy is opened.
     lacking: Mutex<Vec<Arc<Lacking>>>,
+    /// A forked child's view of its parent's space: it reads, and repairs nothing. What its parent repairs it does not learn.
+    is_parents: AtomicBool,
 }
 
 impl Shared {
@@ -269,13 +271,12 @@ impl Shared {
     }
 
     fn doubt(&self, at: Slot, slot: &SlotCopies) {
-        if let Some(copy) = slot.doubt(self.all()) {
-            self.count(at.number(), Turned { stale: 1 << copy, right: 0 });
-        }
+        self.count(at.number(), slot.doubt(self.all()));
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf], mut tried: CopySet) -> Result<(), IoError> {
         let (mut at, mut since, mut single, mut why) = (0, 0, false, IoError::Short);
+        let mut last_try = false;
         while at < into.len() {
             let here = first.plus(at as u64);
             let Some(slot) = self.slot(here) else { return Err(IoError::Short) };
@@ -283,11 +284,18 @@ impl Shared {
                 // All that have it are away: some may come back.
                 let now = sleep::now_ns();
                 since = if since == 0 { now } else { since };
-                if !is_lost(why) || now.saturating_sub(since) > nbd::give_up_ns() {
+                tried = 0;
+                if is_lost(why) && now.saturating_sub(since) <= nbd::give_up_ns() {
+                    sleep::nap(NAP_NS);
+                    continue;
+                }
+                // None does. What may have it all the same is asked, and the page's sum tells.
+                let trusted = slot.trust(self.is_parents.load(Ordering::Relaxed));
+                if last_try || trusted.right & self.all() == 0 {
                     return Err(why);
                 }
-                sleep::nap(NAP_NS);
-                tried = 0;
+                last_try = true;
+                self.count(here.number(), trusted);
                 continue;
             };
             let count = self.run_on(copy, here, if single { 1 } else { into.len() - at }).max(1);
@@ -298,7 +306,7 @@ impl Shared {
                     it.took(sleep::now_ns() - begun);
                     it.works();
                     self.served(copy, here, count);
-                    (at, tried, single, since) = (at + count, 0, false, 0);
+                    (at, tried, single, since, last_try) = (at + count, 0, false, 0, false);
                 }
                 Err(error) => {
                     why = error;
@@ -327,8 +335,6 @@ pub struct Mirror {
     /// Taken by the thread that keeps the space, and never waited for.
     repair: Mutex<Repair>,
     open: Open,
-    /// A forked child's view of its parent's space: it reads, and repairs nothing.
-    is_parents: AtomicBool,
 }
 
 impl core::fmt::Debug for Mirror {
@@ -379,10 +385,12 @@ impl Mirror {
         }
         let table = Table::new(slots).map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
         let lacking = Mutex::new(Vec::new());
-        let shared = Arc::new(Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), lacking });
-        let repair =
-            Repair::new(&shared).map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name.clone(), why })?;
-        Ok(Mirror { shared, name, slots, repair: Mutex::new(repair), open, is_parents: AtomicBool::new(false) })
+        let is_parents = AtomicBool::new(false);
+        let shared = Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), lacking, is_parents };
+        let shared = Arc::new(shared);
+        let repair = Repair::new(&shared, partly)
+            .map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name.clone(), why })?;
+        Ok(Mirror { shared, name, slots, repair: Mutex::new(repair), open })
     }
 
     /// The copies that are open.
@@ -401,7 +409,7 @@ impl Mirror {
 
     /// In a forked child: the copies are its parent's, which repairs them.
     pub(crate) fn forked(&self, shared: bool) {
-        self.is_parents.store(true, Ordering::Relaxed);
+        self.shared.is_parents.store(true, Ordering::Relaxed);
         self.copies().for_each(|copy| copy.forked(shared));
     }
 
@@ -516,7 +524,7 @@ impl Spaces for Mirror {
 
     fn keep(&self) -> Option<u64> {
         let others = self.shared.up_spaces().filter_map(|(_, space)| space.keep()).min();
-        let is_parents = self.is_parents.load(Ordering::Relaxed);
+        let is_parents = self.shared.is_parents.load(Ordering::Relaxed);
         // Nobody else takes it: the thread that keeps the space is one.
         let own = self.repair.try_lock().map_or(LOOK_NS, |mut repair| {
             if !is_parents {

@@ -3,7 +3,7 @@
 //! All of this is done by the one thread that keeps the space ([`Spaces::keep`](farshore_core::seams::Spaces::keep)), a little at a time, since nobody can fork
 //! meanwhile.
 
-use super::{LOOK_NS, Open, Shared};
+use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared};
 use crate::any::{AnyBackend, AnyQueue};
 use crate::sleep;
 use core::sync::atomic::Ordering;
@@ -21,6 +21,8 @@ const PAGES: usize = 64;
 const REST_NS: u64 = 4_000_000;
 /// How long a write of these is waited for, in ns. A server's queue gives up before; a disk may hang.
 const PATIENCE_NS: u64 = 5_000_000_000;
+/// Pages that a source cannot read, after which the others of an extent wait for the next turn.
+const UNREADABLE_MAX: u32 = 4;
 /// The pause where a copy takes nothing now (it is full), in ns.
 const REFUSED_NS: u64 = 1_000_000_000;
 
@@ -36,8 +38,10 @@ pub(super) struct Repair {
     next: Box<[u64]>,
     /// Whose stamp is wrong, and all of whose slots are marked.
     lost: Box<[bool]>,
-    /// A repair was refused: none before this, ns.
-    not_before_ns: u64,
+    /// How many times in a row a copy's stamp was wrong.
+    wrong: Box<[u32]>,
+    /// A repair of this copy was refused: none before this, ns.
+    not_before_ns: Box<[u64]>,
 }
 
 impl core::fmt::Debug for Repair {
@@ -54,12 +58,20 @@ enum Stamp {
     Away,
 }
 
+/// What has become of a run.
+enum Copied {
+    /// So many were copied; 0: nothing can be done about the first of them now.
+    Run(usize),
+    /// The copy that should have these many cannot read them.
+    Unreadable(usize),
+}
+
 impl Repair {
-    /// For the copies that are open, each of which gets its stamp.
+    /// For the copies that are open, each of which gets its stamp. `partly`: as long as one does.
     ///
     /// # Errors
     /// The copy that cannot be written, and why.
-    pub(super) fn new(shared: &Shared) -> Result<Repair, (usize, IoError)> {
+    pub(super) fn new(shared: &Shared, partly: bool) -> Result<Repair, (usize, IoError)> {
         let mut stamp = Box::new(PageBuf::ZERO);
         let mut seed = [0; 32];
         // More than that it gives at once, or nothing.
@@ -72,14 +84,22 @@ impl Repair {
             stamp,
             next: vec![0; shared.copies.len()].into(),
             lost: vec![false; shared.copies.len()].into(),
-            not_before_ns: 0,
+            wrong: vec![0; shared.copies.len()].into(),
+            not_before_ns: vec![0; shared.copies.len()].into(),
         };
+        let mut failed = None;
         for (n, copy) in shared.copies.iter().enumerate() {
-            if let Some(space) = copy.space.get() {
-                repair.begin(shared, n, space).map_err(|why| (n, why))?;
+            let Some(space) = copy.space.get() else { continue };
+            if let Err(why) = repair.begin(shared, n, space) {
+                if !partly {
+                    return Err((n, why));
+                }
+                // It has no stamp, so it is asked for it, and gets one, before it is used.
+                copy.fall();
+                failed = Some((n, why));
             }
         }
-        Ok(repair)
+        failed.filter(|_| shared.up() == 0).map_or(Ok(repair), Err)
     }
 
     /// The first use of a copy.
@@ -175,18 +195,24 @@ impl Repair {
                 self.ask(shared, copy, repairs);
             }
         }
-        if !repairs || sleep::now_ns() < self.not_before_ns {
+        if !repairs {
             return again;
         }
         let hurt = |copy: usize| shared.copies[copy].is_up() && shared.copies[copy].stale.load(Ordering::Relaxed) > 0;
         for copy in (0..shared.copies.len()).filter(|&copy| hurt(copy)) {
+            if sleep::now_ns() < self.not_before_ns[copy] {
+                continue;
+            }
             match self.copy_some(shared, copy) {
                 Ok(true) => again = again.min(REST_NS),
                 Ok(false) => {}
                 Err(why) => {
                     shared.copies[copy].failed(why);
-                    self.not_before_ns = sleep::now_ns() + REFUSED_NS;
-                    break;
+                    self.not_before_ns[copy] = sleep::now_ns() + REFUSED_NS;
+                    // Its write may not have ended. Our pages are its then.
+                    if shared.copies[copy].stuck.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
             }
         }
@@ -213,8 +239,11 @@ impl Repair {
         let Some(space) = it.space.get() else { return };
         let place = Repair::stamp_of(shared, copy, space);
         match place.map_or(Stamp::Right, |place| self.look(space, place)) {
-            Stamp::Right => self.lost[copy] = false,
+            Stamp::Right => (self.lost[copy], self.wrong[copy]) = (false, 0),
             Stamp::Wrong => {
+                // The stamp first. Were it put after the life is counted, the copy could be emptied once more before it is put, and have a right stamp and not what was
+                // written in between. All is lost even if the stamp is not put: it may have been, and the answer lost.
+                let put = place.filter(|_| repairs).map(|place| self.put_stamp(shared, copy, place));
                 if repairs || !self.lost[copy] {
                     // The life first: a write that began before does not count (`MirrorQueue::finish`).
                     it.life.fetch_add(1, Ordering::SeqCst);
@@ -224,12 +253,14 @@ impl Repair {
                     it.replaced.store(true, Ordering::Relaxed);
                 }
                 // One whose stamp is wrong each time is asked less and less often.
-                it.wait(sleep::now_ns(), 2 * it.pause_ns.load(Ordering::Relaxed));
-                if let Some(place) = place.filter(|_| repairs) {
-                    if let Err(why) = self.put_stamp(shared, copy, place) {
-                        return it.failed(why);
-                    }
-                    self.lost[copy] = false;
+                let pause = (LOOK_NS << self.wrong[copy].min(4)).min(PAUSE_MAX_NS);
+                self.wrong[copy] = self.wrong[copy].saturating_add(1);
+                it.due_ns.store(sleep::now_ns() + pause, Ordering::Relaxed);
+                match put {
+                    Some(Ok(())) => self.lost[copy] = false,
+                    // Without a stamp nobody would see that it is emptied again.
+                    Some(Err(_)) => return it.fall(),
+                    None => {}
                 }
             }
             Stamp::Away => {
@@ -266,6 +297,8 @@ impl Repair {
             let mut budget = PAGES;
             let (first, end) = (extent * EXTENT_SLOTS as u64, (extent + 1) * EXTENT_SLOTS as u64);
             let mut slot = first;
+            // The slots before this one are read one by one: one of them cannot be read.
+            let (mut singly, mut unreadable) = (first, 0);
             let mut result = Ok(());
             while slot < end {
                 let is_stale = shared.table.slot(slot).is_some_and(|it| it.stale() >> copy & 1 != 0);
@@ -277,13 +310,20 @@ impl Repair {
                     left = true;
                     break;
                 }
-                match self.copy_run(shared, copy, slot, end, budget) {
+                let most = if slot < singly { 1 } else { budget };
+                match self.copy_run(shared, copy, slot, end.min(slot + most as u64)) {
+                    Ok(Copied::Unreadable(count)) if count > 1 => singly = slot + count as u64,
                     // It is being written, or no other copy has it, or can be read now.
-                    Ok(0) => {
+                    Ok(copied @ (Copied::Unreadable(_) | Copied::Run(0))) => {
                         left = true;
                         slot += 1;
+                        unreadable += u32::from(matches!(copied, Copied::Unreadable(_)));
+                        // A disk may take long for each of them.
+                        if unreadable == UNREADABLE_MAX {
+                            break;
+                        }
                     }
-                    Ok(count) => {
+                    Ok(Copied::Run(count)) => {
                         (any, budget) = (true, budget - count);
                         slot += count as u64;
                     }
@@ -304,24 +344,26 @@ impl Repair {
         Ok(false)
     }
 
-    /// Copies the run of stale slots from `slot` on, at most so many, and all from one copy. How many; 0: nothing can be done about the first of them now.
-    fn copy_run(&mut self, shared: &Shared, copy: usize, slot: u64, end: u64, most: usize) -> Result<usize, IoError> {
+    /// Copies the run of stale slots from `slot` on, to `end` at most, and all from one copy.
+    fn copy_run(&mut self, shared: &Shared, copy: usize, slot: u64, end: u64) -> Result<Copied, IoError> {
         shared.repairing.store(copy, Ordering::Release);
         let up = shared.up();
         let mut have: CopySet = up & !(1 << copy);
         let mut count = 0;
-        while count < most && slot + (count as u64) < end {
+        while slot + (count as u64) < end {
             let Some(it) = shared.table.slot(slot + count as u64) else { break };
             let Some(stale) = it.begin_copy(copy, have) else { break };
             have &= !stale;
             count += 1;
         }
-        let (Some(first), true) = (Slot::new(slot), count > 0) else { return Ok(0) };
+        let (Some(first), true) = (Slot::new(slot), count > 0) else { return Ok(Copied::Run(0)) };
         let from = have.trailing_zeros() as usize;
         let source = shared.copies[from].space.get().ok_or(IoError::Short);
         let read = source.and_then(|source| source.read_run(first, &mut self.pages[..count]));
-        if let Err(why) = read {
-            shared.copies[from].failed(why);
+        match read {
+            // The page, not the copy, where the others of a run can be read.
+            Err(why) if super::is_lost(why) => shared.copies[from].failed(why),
+            _ => {}
         }
         let written = read.is_ok().then(|| self.write(shared, copy, first, count));
         let done = written == Some(Ok(()));
@@ -332,8 +374,8 @@ impl Repair {
             }
         }
         match written {
-            None => Ok(0),
-            Some(written) => written.map(|()| count),
+            None => Ok(Copied::Unreadable(count)),
+            Some(written) => written.map(|()| Copied::Run(count)),
         }
     }
 }
