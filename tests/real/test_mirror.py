@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import harness
 from harness import MIB, expect
 from test_remote import FILLS, Relay, Remote
 
@@ -167,6 +168,10 @@ class TestMirror(Remote):
                            ("mirror:(dir:/var/tmp,dir:/var/tmp)", "twice"), ("mirror:(dir:/var/tmp,nbd://127.0.0.1:1)", "no server can be reached"),
                            ("mirror:(dir:/var/tmp,dir:/no/such)", "does not exist"), ("mirror:(dir:/var/tmp,tape:/x)", "tape:/x")):
             self.refused([*run, spec, "--", "true"], {125, 2}, word)
+        port = harness.free_port()
+        with self.node("same", "--listen", f"127.0.0.1:{port}", "--listen", f"127.0.0.2:{port}", "--memory", "64M"):
+            self.refused([*run, f"mirror:(nbd://127.0.0.1:{port},nbd://localhost:{port})", "--", "true"], {125}, "twice")
+            self.refused([*run, f"mirror:(nbd://127.0.0.1:{port},nbd://127.0.0.2:{port})", "--", "true"], {125}, "one of several copies")
         self.refused([*run, "mirror:(ram,delay:1us)", "--swap", "dir:/var/tmp", "--", "true"], {125}, "cannot be used together")
 
     def test_memory_and_limit(self):

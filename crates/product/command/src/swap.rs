@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farshore_config::{NbdExport, NbdServer, Size, SwapSpec};
+use farshore_config::{ConfigError, NbdExport, NbdServer, Size, SwapSpec};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
@@ -44,7 +44,11 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
                 NbdExport { server: NbdServer::Tcp { host, port }, ..export }
             }
         }),
-        SwapSpec::Mirror(copies) => SwapSpec::Mirror(copies.into_iter().map(absolute).collect::<Result<_, _>>()?),
+        SwapSpec::Mirror(copies) => {
+            let known = SwapSpec::Mirror(copies.into_iter().map(absolute).collect::<Result<_, _>>()?);
+            // Two names may be one place.
+            known.to_string().parse().map_err(|error: ConfigError| Refusal::cannot_start(error.to_string()))?
+        }
         other => other,
     })
 }

@@ -176,6 +176,11 @@ impl Copy {
         self.read_ns.store(now.max(1), Ordering::Relaxed);
     }
 
+    /// Slots whose pages it does not have. (Two threads may count one in either order.)
+    fn behind(&self) -> u64 {
+        self.stale.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
+    }
+
     fn turned(&self, stale: bool, right: bool) {
         if stale {
             self.stale.fetch_add(1, Ordering::Relaxed);
@@ -400,11 +405,7 @@ impl Mirror {
 
     /// What the copies are like now.
     pub fn seen(&self) -> impl Iterator<Item = Seen<'_>> {
-        self.shared.copies.iter().map(|copy| Seen {
-            name: &copy.name,
-            up: copy.is_up(),
-            stale: copy.stale.load(Ordering::Relaxed),
-        })
+        self.shared.copies.iter().map(|copy| Seen { name: &copy.name, up: copy.is_up(), stale: copy.behind() })
     }
 
     /// In a forked child: the copies are its parent's, which repairs them.
@@ -439,9 +440,10 @@ impl Reads for Mirror {
     /// From one copy, if it has all of them.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         let copy = self.shared.slot(first).and_then(|slot| self.shared.choose(slot, 0));
-        let Some(copy) = copy.filter(|&copy| self.shared.run_on(copy, first, into.len()) == into.len()) else {
-            return ReadBegun::Over(self.read_run(first, into));
-        };
+        // What a read takes shows where a thread waits for it: the first one does.
+        let is_known = |copy: &usize| self.shared.copies[*copy].read_ns.load(Ordering::Relaxed) > 0;
+        let copy = copy.filter(is_known).filter(|&copy| self.shared.run_on(copy, first, into.len()) == into.len());
+        let Some(copy) = copy else { return ReadBegun::Over(self.read_run(first, into)) };
         self.shared.served(copy, first, into.len());
         let Some(space) = self.shared.copies[copy].space.get() else { return ReadBegun::Over(Err(IoError::Short)) };
         match space.begin_read(first, into) {
@@ -537,7 +539,7 @@ impl Spaces for Mirror {
 
     fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
         for copy in &self.shared.copies {
-            let (down, stale) = (!copy.is_up(), copy.stale.load(Ordering::Relaxed));
+            let (down, stale) = (!copy.is_up(), copy.behind());
             if copy.replaced.swap(false, Ordering::Relaxed) {
                 tell(&copy.name, CopyChange::Replaced(stale));
             }

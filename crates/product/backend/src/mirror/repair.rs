@@ -99,6 +99,14 @@ impl Repair {
                 failed = Some((n, why));
             }
         }
+        // Another copy may be the same server by another name, and have put its own stamp there.
+        for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| copy.is_up()) {
+            let Some(space) = copy.space.get() else { continue };
+            let place = Repair::stamp_of(shared, n, space);
+            if place.is_some_and(|place| repair.look(n, space, place) == Stamp::Wrong) {
+                return Err((n, IoError::Device(Errno::NOTUNIQ.raw_os_error())));
+            }
+        }
         failed.filter(|_| shared.up() == 0).map_or(Ok(repair), Err)
     }
 
@@ -113,6 +121,9 @@ impl Repair {
 
     /// Opens a copy that was away until now, if it is there.
     pub(super) fn open_more(&mut self, shared: &Shared, slots: Option<u64>, open: &Open) {
+        if self.is_stuck(shared) {
+            return;
+        }
         for (n, copy) in shared.copies.iter().enumerate() {
             let now = sleep::now_ns();
             if copy.space.get().is_some() || now < copy.due_ns.load(Ordering::Relaxed) {
@@ -145,6 +156,8 @@ impl Repair {
     /// Puts the stamp on a copy.
     fn put_stamp(&mut self, shared: &Shared, copy: usize, place: Slot) -> Result<(), IoError> {
         self.pages[0].clone_from(&self.stamp);
+        // Each copy has its own.
+        self.pages[0].0[0] = copy as u8;
         self.write(shared, copy, place, 1)
     }
 
@@ -166,10 +179,10 @@ impl Repair {
         ended.unwrap_or(Err(late))
     }
 
-    fn look(&mut self, space: &AnyBackend, place: Slot) -> Stamp {
+    fn look(&mut self, copy: usize, space: &AnyBackend, place: Slot) -> Stamp {
         for last in [false, true] {
             match space.read(place, &mut self.found) {
-                Ok(()) if self.found.0 == self.stamp.0 => return Stamp::Right,
+                Ok(()) if self.found.0[0] == copy as u8 && self.found.0[1..] == self.stamp.0[1..] => return Stamp::Right,
                 // Once more: a bit may have turned on the way.
                 Ok(()) | Err(IoError::Short) if !last => {}
                 Ok(()) | Err(IoError::Short) => return Stamp::Wrong,
@@ -198,7 +211,7 @@ impl Repair {
         if !repairs {
             return again;
         }
-        let hurt = |copy: usize| shared.copies[copy].is_up() && shared.copies[copy].stale.load(Ordering::Relaxed) > 0;
+        let hurt = |copy: usize| shared.copies[copy].is_up() && shared.copies[copy].behind() > 0;
         for copy in (0..shared.copies.len()).filter(|&copy| hurt(copy)) {
             if sleep::now_ns() < self.not_before_ns[copy] {
                 continue;
@@ -238,7 +251,7 @@ impl Repair {
         it.due_ns.store(sleep::now_ns() + LOOK_NS, Ordering::Relaxed);
         let Some(space) = it.space.get() else { return };
         let place = Repair::stamp_of(shared, copy, space);
-        match place.map_or(Stamp::Right, |place| self.look(space, place)) {
+        match place.map_or(Stamp::Right, |place| self.look(copy, space, place)) {
             Stamp::Right => (self.lost[copy], self.wrong[copy]) = (false, 0),
             Stamp::Wrong => {
                 // The stamp first. Were it put after the life is counted, the copy could be emptied once more before it is put, and have a right stamp and not what was

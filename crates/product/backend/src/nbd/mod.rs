@@ -88,6 +88,8 @@ const SILENCE_NS: u64 = 30_000_000_000;
 const CONNECT_NS: u64 = 5_000_000_000;
 /// Where others have the pages too, this part of the time must do: a second, where it is two minutes.
 const SHORTER: u64 = 120;
+/// … and not less than this, in ns: a server may be busy for a moment.
+const SHORTEST_NS: u64 = 100_000_000;
 
 /// How long a server is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +104,7 @@ impl Waits {
     fn short(self, long: u64) -> u64 {
         match self {
             Waits::Long => long,
-            Waits::Short => give_up_ns() / SHORTER,
+            Waits::Short => (give_up_ns() / SHORTER).max(SHORTEST_NS),
         }
     }
 
@@ -317,7 +319,9 @@ impl NbdSpace {
             let up = (0..count).map(|n| &self.lines[(own + n) % count]).find(|line| line.is_up());
             // The own one first, if it can be had again.
             let line = up.filter(|_| self.lines[own % count].is_up()).or_else(|| self.mend(&self.lines[own % count])).or(up);
-            let line = line.or_else(|| self.lines.iter().find_map(|line| self.mend(line)));
+            // Each that cannot be made takes its time. Where others have the pages, one is enough to know.
+            let rest = || self.lines.iter().filter(|_| waits == Waits::Long).find_map(|line| self.mend(line));
+            let line = line.or_else(rest);
             let asked = sleep::now_ns();
             match line.map(|line| line.ask(command, offset, len, into.as_deref_mut())) {
                 Some(end @ (End::Done | End::Failed(_))) => {
@@ -341,10 +345,11 @@ impl NbdSpace {
                         sleep::nap(PAUSE_NS);
                     }
                 }
+                None if waits == Waits::Short => return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error())),
                 Some(End::Unsent) | None => {
                     let now = sleep::now_ns();
                     let since = self.down_ns.load(Ordering::Relaxed);
-                    if line.is_none() && since != 0 && now.saturating_sub(since) > waits.reach_ns() {
+                    if line.is_none() && since != 0 && now.saturating_sub(since) > waits.give_up_ns() {
                         return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error()));
                     }
                     sleep::nap(PAUSE_NS);

@@ -632,3 +632,22 @@ fn a_copy_that_is_away_at_the_start_comes_later() {
     one.away.store(true, SeqCst);
     assert!(open(true).is_err(), "none is there");
 }
+
+#[test]
+fn a_page_that_was_doubted_is_still_there_when_the_other_copy_is_gone() {
+    set_patience(300_000_000);
+    let (one, other) = (Server::new(64 * MIB), Server::new(64 * MIB));
+    let space = mirrored(&[&one, &other]);
+    put(&space, 7, 1, 1);
+    // Each copy has served it once.
+    let mut got = PageBuf::ZERO;
+    while space.mirror().unwrap().seen().all(|copy| copy.stale == 0) {
+        space.read(slot(7), &mut got).unwrap();
+        space.doubt(slot(7));
+    }
+    let doubted = space.mirror().unwrap().seen().position(|copy| copy.stale == 1).unwrap();
+    let kept = [&other, &one][doubted];
+    kept.away.store(true, SeqCst);
+    kept.cut_all();
+    has(&space, 7, 1, 1);
+}
