@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import re
 import select
@@ -14,7 +15,7 @@ import time
 import harness
 import pytest
 from harness import MIB, expect
-from managed import LONG, Client, Managed, children_of, descriptors_of
+from managed import LONG, Client, Managed, children_of, descriptors_of, libc
 
 # Missing pages, and what is thrown away.
 REMOVE = 1 << 3
@@ -170,6 +171,43 @@ class TestRestore(Managed):
             time.sleep(0.5)
             guest.finish()
 
+    def test_a_manager_that_leaves_while_memory_is_thrown_away(self):
+        """Nobody who is throwing memory away at that moment waits for ever."""
+        snapshot = self.snapshot("thrown-snapshot", "1M")
+
+        def work(manager, ended):
+            client = Client(pages=256, shared=False, features=REMOVE)
+            self.register(client)
+            client.connect(manager)
+            self.send(client, [self.region(client)])
+            client.is_filled(0)
+            while True:
+                libc.madvise(client.address, 4096, mmap.MADV_DONTNEED)
+                os.write(ended, b".")
+
+        with self.restorer("thrown", snapshot) as manager:
+            for turn in range(1, 11):
+                reader, writer = os.pipe()
+                child = os.fork()
+                if child == 0:
+                    work(manager, writer)
+                os.close(writer)
+                try:
+                    for _ in range(200):
+                        os.read(reader, 1)
+                    for number in children_of(manager.pid):
+                        os.kill(number, signal.SIGTERM)
+                    manager.wait_until(lambda: (os.read(reader, 1 << 16), manager.said().count("goes on without a manager") >= turn)[1], "it does not leave")  # noqa: B023
+                    # What was written before it left.
+                    for _ in range(4):
+                        expect(select.select([reader], [], [], 10)[0], f"turn {turn}: it waits for ever: {harness.describe_process(child)}")
+                        os.read(reader, 1 << 16)
+                finally:
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    os.close(reader)
+                manager.wait_for_no_clients()
+
     def test_huge_pages(self):
         """A guest whose memory is in pages of 2 MiB."""
         pool = "/proc/sys/vm/nr_hugepages"
@@ -254,6 +292,24 @@ class TestRestore(Managed):
             client.close()
             guest.finish()
 
+    def test_reads_that_wait(self):
+        """A client that has its userfaultfd wait, of which it has the same description, does not keep its manager from its end."""
+        snapshot = self.snapshot("wait-snapshot", "8M")
+        with self.restorer("wait", snapshot) as manager:
+            client = Client(shared=False, features=REMOVE)
+            self.register(client)
+            client.connect(manager)
+            self.send(client, [self.region(client)])
+            manager.wait_for("restores")
+            fcntl.fcntl(client.uffd, fcntl.F_SETFL, 0)
+            time.sleep(0.5)
+            client.is_filled(0)
+            for child in children_of(manager.pid):
+                os.kill(child, signal.SIGTERM)
+            manager.wait_for("goes on without a manager")
+            manager.wait_for_no_clients()
+            client.close()
+
     def test_options(self):
         """Options that do not go together are refused before anybody connects."""
         snapshot = self.snapshot("options-snapshot", "1M")
@@ -263,7 +319,10 @@ class TestRestore(Managed):
         bad = os.path.join(folder, "bad")
         with open(bad, "w", encoding="ascii") as file:
             file.write("farshore-working-set 1 77\n")
-        for more, word in (((), "no snapshot given"), (("--snapshot", "/no/such"), "/no/such"), (("--snapshot", snapshot, "--memory", "64M"), "--memory does not go"),
+        # Nobody writes it: whoever opened it as a file would wait.
+        pipe = os.path.join(folder, "pipe")
+        os.mkfifo(pipe)
+        for more, word in (((), "no snapshot given"), (("--snapshot", "/no/such"), "/no/such"), (("--snapshot", pipe), "it is no file"), (("--snapshot", snapshot, "--working-set", pipe), "it is no file"), (("--snapshot", snapshot, "--memory", "64M"), "--memory does not go"),
                            (("--snapshot", snapshot, "--swap", "ram"), "--swap does not go"), (("--snapshot", snapshot, "--working-set", bad), "of a snapshot of 77 bytes")):
             self.refused([*base, *more], {125}, word)
         self.refused(["manage", "--listen", os.path.join(folder, "s"), "--protocol", "cloud-hypervisor", "--memory", "64M", "--snapshot", snapshot], {125}, "--snapshot goes with")

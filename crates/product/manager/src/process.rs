@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
 use crate::memory::{Backing, Identity, own_path};
 use crate::regions::{self, Mapping};
-use crate::wire::Handed;
+use crate::wire::{Handed, Restored};
 
 /// The process at the other end of a connection.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Process {
     ///
     /// # Errors
     /// One line: what they have in their place.
-    pub fn check_told(&self, regions: &[Handed]) -> Result<(), String> {
+    pub fn check_told(&self, regions: &[Restored]) -> Result<(), String> {
         let text = fs::read(self.path("smaps"))
             .map_err(|error| format!("what process {} has registered cannot be read ({error})", self.number()))?;
         regions::check_told(regions, &String::from_utf8_lossy(&text))

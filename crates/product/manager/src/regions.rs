@@ -10,7 +10,7 @@ use farshore_core::page::{Page, PageRange};
 use farshore_core::table::PageTable;
 
 use crate::memory::Identity;
-use crate::wire::Handed;
+use crate::wire::{Handed, Restored};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The most regions of a client.
@@ -170,28 +170,39 @@ pub fn check_registered(regions: &[Handed], smaps: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes sure that all of the regions is registered, for missing pages at least, by what `/proc/PID/smaps` tells of the process that has connected: memory that is filled alone, where
+/// Makes sure that all of the regions is registered, for missing pages at least, and has pages of the size that was said, by what `/proc/PID/smaps` tells of the process that has connected: memory that is filled alone, where
 /// huge pages do no harm.
 ///
 /// # Errors
 /// One line: which one is not.
-pub fn check_told(regions: &[Handed], smaps: &str) -> Result<(), String> {
+pub fn check_told(regions: &[Restored], smaps: &str) -> Result<(), String> {
     let mut told = vec![0; regions.len()];
     let mut at = None;
     for line in smaps.lines() {
         if let Some(mapping) = Mapping::parse(line) {
             at = Some(mapping);
         }
+        if let (Some(mapping), Some(kilobytes)) = (&at, line.strip_prefix("KernelPageSize:")) {
+            let has = kilobytes
+                .trim()
+                .strip_suffix(" kB")
+                .and_then(|number| number.parse::<u64>().ok())
+                .map_or(0, |number| number << 10);
+            let inside = |memory: &Handed| mapping.overlaps(memory.address, memory.address + memory.bytes);
+            if let Some(Restored { memory, page }) = regions.iter().find(|it| inside(&it.memory) && it.page != has) {
+                return Err(format!("{memory}: its pages have {has} bytes in its process, not {page}: say so (page_size)"));
+            }
+        }
         let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
         let Some(mapping) = at.take().filter(|_| flags.split_ascii_whitespace().any(|flag| flag == "um")) else { continue };
-        for (told, region) in told.iter_mut().zip(regions) {
-            let (start, end) = (mapping.start.max(region.address), mapping.end.min(region.address + region.bytes));
+        for (told, Restored { memory, .. }) in told.iter_mut().zip(regions) {
+            let (start, end) = (mapping.start.max(memory.address), mapping.end.min(memory.address + memory.bytes));
             *told += end.saturating_sub(start);
         }
     }
-    match regions.iter().zip(told).find(|(region, told)| region.bytes != *told) {
-        Some((region, told)) => Err(format!(
-            "{region}: only {told} bytes of it are registered (UFFDIO_REGISTER, missing pages) in the process that has connected"
+    match regions.iter().zip(told).find(|(region, told)| region.memory.bytes != *told) {
+        Some((Restored { memory, .. }, told)) => Err(format!(
+            "{memory}: only {told} bytes of it are registered (UFFDIO_REGISTER, missing pages) in the process that has connected"
         )),
         None => Ok(()),
     }
@@ -352,15 +363,23 @@ mod tests {
         let smaps = |flags: [&str; 3]| {
             let at = [(0x7f00_0000_0000_u64, MIB / 2), (0x7f00_0008_0000, MIB / 4), (0x7f00_000c_0000, MIB)];
             let one = |((start, bytes), flags): ((u64, u64), &str)| {
-                format!("{start:x}-{:x} rw-p 00000000 00:00 0\nTHPeligible:  1\nVmFlags: {flags}\n", start + bytes)
+                format!(
+                    "{start:x}-{:x} rw-p 00000000 00:00 0\nKernelPageSize:        4 kB\nTHPeligible:  1\nVmFlags: {flags}\n",
+                    start + bytes
+                )
             };
             at.into_iter().zip(flags).map(one).collect::<String>()
         };
-        let told = |flags| check_told(&[handed(AT, MIB, 0)], &smaps(flags));
+        let region = |bytes, page| [Restored { memory: handed(AT, bytes, 0), page }];
+        let told = |flags| check_told(&region(MIB, PAGE), &smaps(flags));
         assert_eq!(told(["rd wr um", "um", "um hg"]), Ok(()), "in three mappings, of which the last one is larger");
         assert!(told(["rd wr um", "rd wr", "um"]).is_err_and(|why| why.contains("only 786432 bytes")));
         assert!(told(["uw", "uw", "uw"]).is_err_and(|why| why.contains("only 0 bytes")));
-        assert!(check_told(&[handed(AT, 4 * MIB, 0)], &smaps(["um"; 3])).is_err(), "it ends before");
+        assert!(check_told(&region(4 * MIB, PAGE), &smaps(["um"; 3])).is_err(), "it ends before");
+        assert!(
+            check_told(&region(MIB, 2 * MIB), &smaps(["um"; 3]))
+                .is_err_and(|why| why.contains("4096 bytes in its process, not 2097152"))
+        );
     }
 
     #[test]

@@ -35,6 +35,7 @@ use farshore_command::say::{amount, tell};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_sys::uffd::{Features, Message, Uffd, UffdError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe;
@@ -54,6 +55,8 @@ const RECORD: Duration = Duration::from_secs(10);
 const PIECE: u64 = 128 << 10;
 /// Messages that one read takes.
 const MESSAGES: usize = 16;
+/// How often a page is tried, while memory is thrown away, before others are looked after.
+const TRIES: usize = 64;
 /// Between two tries where the kernel has no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -114,6 +117,19 @@ enum Over {
     Left(i32),
 }
 
+/// What has become of a page that was to be filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Filled {
+    /// It is there, or whoever touches it gets SIGBUS, or there is no such memory any more.
+    Done,
+    /// The guest throws so much away that the kernel refuses it again and again. Others are looked after first.
+    Busy,
+    /// The kernel has no memory for it now.
+    NoMemory,
+    /// It is lost, and cannot be poisoned.
+    Never,
+}
+
 /// A guest on its way.
 struct Guest {
     number: i32,
@@ -125,6 +141,8 @@ struct Guest {
     ahead: VecDeque<Part>,
     /// What was touched, in this order; `None`: nobody wants to know.
     touched: Option<Vec<Part>>,
+    /// A page is lost and not poisoned: without this process it would be zeros.
+    must_stay: bool,
     counts: Counts,
 }
 
@@ -132,6 +150,11 @@ struct Guest {
 fn regions_of(all: &[Restored], snapshot: &Snapshot) -> Result<Vec<Region>, String> {
     let handed: Vec<Handed> = all.iter().map(|it| it.memory).collect();
     check(&handed, &[])?;
+    // What is kept of each page is bounded by that.
+    let bytes: u64 = handed.iter().map(|it| it.bytes).sum();
+    if bytes > snapshot.bytes() {
+        return Err(format!("its regions have {bytes} bytes in all: the snapshot has only {} bytes", snapshot.bytes()));
+    }
     let region = |it: &Restored| {
         let Restored { memory, page } = *it;
         if ![PAGE, HUGE].contains(&page) {
@@ -165,8 +188,8 @@ pub fn run(socket: OwnedFd, source: &Source) -> Result<u8, String> {
     let uffd = userfaultfd(uffd, Features::EVENT_REMOVE)?;
     let snapshot = Snapshot::open(&source.snapshot)?;
     let regions = regions_of(&all, &snapshot)?;
+    process.check_told(&all)?;
     let handed: Vec<Handed> = all.iter().map(|it| it.memory).collect();
-    process.check_told(&handed)?;
     let set = source.working_set.as_deref().map(|path| snapshot::working_set(path, snapshot.bytes())).transpose()?;
     let (set, records) = match set {
         Some(Some(set)) => (set, false),
@@ -191,6 +214,7 @@ pub fn run(socket: OwnedFd, source: &Source) -> Result<u8, String> {
         buffer: vec![0; largest as usize].into(),
         ahead: set.into(),
         touched: records.then(Vec::new),
+        must_stay: false,
         counts: Counts::default(),
     };
     // The connection stays open, though nothing more comes: its end says nothing.
@@ -258,6 +282,10 @@ impl Guest {
             let mut wanted = [uffd, process.end(), pipe].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let _ = poll(&mut wanted, time.as_ref());
             let came = [0, 1, 2].map(|n| !wanted[n].revents().is_empty());
+            if wanted[0].revents().contains(PollFlags::ERR) {
+                // Its process has the same description, and has made reads wait, of which the kernel's poll(2) will not tell.
+                let _ = rustix::fs::fcntl_getfl(uffd).and_then(|flags| rustix::fs::fcntl_setfl(uffd, flags | OFlags::NONBLOCK));
+            }
             if came[1] {
                 return Over::Ended;
             }
@@ -275,14 +303,35 @@ impl Guest {
             }
             if came[0] {
                 self.take_messages();
-            } else if let Some(part) = self.ahead.pop_front() {
-                self.read_ahead(part);
+            }
+            // A guest that is never quiet does not keep this from its end.
+            if came[0] && leaves == 0 {
+                continue;
+            }
+            if let Some(part) = self.ahead.pop_front() {
+                self.read_ahead(part, leaves != 0);
+            } else if leaves != 0 && self.must_stay {
+                tell(&format!(
+                    "process {}: a page of it is lost and cannot be poisoned: the manager stays, or it would be zeros",
+                    self.number
+                ));
+                leaves = 0;
             } else if leaves != 0 {
-                self.regions.iter().for_each(|region| {
-                    let _ = self.uffd.unregister(region.memory.address, region.memory.bytes);
-                });
+                self.let_go();
                 return Over::Left(leaves);
             }
+        }
+    }
+
+    /// Makes the memory ordinary again. Threads that throw some of it away wait for their messages to be read, and would wait for ever: the guest has the userfaultfd too.
+    fn let_go(&mut self) {
+        for region in &self.regions {
+            let _ = self.uffd.unregister(region.memory.address, region.memory.bytes);
+        }
+        // From now on nobody begins to wait. The kernel refuses to fill anything, registered or not, until the last of those who do has gone on.
+        let Some(first) = self.regions.first().map(|region| region.memory.address) else { return };
+        while let Err(UffdError::Again { .. }) = self.uffd.zeropage(first, PAGE, true) {
+            self.take_removals();
         }
     }
 
@@ -308,19 +357,15 @@ impl Guest {
         Some(signal)
     }
 
-    /// Does what all messages say that are there.
+    /// Does what messages say that are there: those of one read, so that other things are looked at too while a guest has always more.
     fn take_messages(&mut self) {
         let mut messages = [Message::EMPTY; MESSAGES];
-        while let Ok(count) = self.uffd.read_messages(&mut messages) {
-            // Once its message was read, memory may be gone at any moment: so nothing is filled before all of them were heard.
-            let removed = messages[..count].iter().filter_map(Message::removed);
-            removed.for_each(|(start, end)| self.thrown_away(start, end));
-            let faults = messages[..count].iter().filter_map(Message::fault);
-            faults.for_each(|fault| self.touch(fault.address));
-            if count < messages.len() {
-                return;
-            }
-        }
+        let Ok(count) = self.uffd.read_messages_now(&mut messages) else { return };
+        // Once its message was read, memory may be gone at any moment: so nothing is filled before all that were read were heard. The kernel fills nothing while others wait.
+        let removed = messages[..count].iter().filter_map(Message::removed);
+        removed.for_each(|(start, end)| self.thrown_away(start, end));
+        let faults = messages[..count].iter().filter_map(Message::fault);
+        faults.for_each(|fault| self.touch(fault.address));
     }
 
     /// The guest throws this away.
@@ -348,19 +393,26 @@ impl Guest {
                 .tell(|| format!("the guest has touched {address:#x}, which was not handed over: whoever has waits for ever"));
         };
         let page = ((address - self.regions[n].memory.address) / self.regions[n].page) as usize;
-        if self.regions[n].states[page] == State::Absent {
-            let part = Part { offset: self.regions[n].offset(page), bytes: self.regions[n].page };
+        let absent = self.regions[n].states[page] == State::Absent;
+        let filled = self.fill(n, page);
+        if filled == Filled::Never {
+            return;
+        }
+        if filled == Filled::NoMemory {
+            std::thread::sleep(PAUSE);
+        }
+        let region = &self.regions[n];
+        if absent && region.states[page] == State::There {
+            let part = Part { offset: region.offset(page), bytes: region.page };
             self.touched.iter_mut().for_each(|touched| touched.push(part));
             self.counts.touched += part.bytes;
         }
-        self.fill(n, page);
-        let region = &self.regions[n];
-        // Also if the page was there before: whoever waits must look again.
+        // Also if the page was there before, or is not yet: whoever waits looks again, and sends another message.
         let _ = self.uffd.wake(region.address(page), region.page);
     }
 
-    /// Fills pages of a part of the snapshot, a piece of it, and puts the rest back.
-    fn read_ahead(&mut self, part: Part) {
+    /// Fills pages of a part of the snapshot, a piece of it, and puts the rest back. `all`: it must come, also if there is no memory for it now.
+    fn read_ahead(&mut self, part: Part, all: bool) {
         let now = part.bytes.min(PIECE.max(self.largest_at(part.offset)));
         if now < part.bytes {
             self.ahead.push_front(Part { offset: part.offset + now, bytes: part.bytes - now });
@@ -375,9 +427,20 @@ impl Guest {
             let first = ((from - region.memory.offset) / region.page) as usize;
             let last = ((to - 1 - region.memory.offset) / region.page) as usize;
             for page in first..=last {
-                if self.regions[n].states[page] == State::Absent {
-                    self.fill(n, page);
-                    self.counts.ahead += self.regions[n].page;
+                if self.regions[n].states[page] != State::Absent {
+                    continue;
+                }
+                match self.fill(n, page) {
+                    Filled::Done if self.regions[n].states[page] == State::There => self.counts.ahead += self.regions[n].page,
+                    Filled::Done | Filled::Never => {}
+                    // Memory is for those who ask.
+                    Filled::NoMemory if !all => return self.ahead.clear(),
+                    later => {
+                        if later == Filled::NoMemory {
+                            std::thread::sleep(PAUSE);
+                        }
+                        return self.ahead.push_front(Part { offset: part.offset, bytes: now });
+                    }
                 }
             }
         }
@@ -390,8 +453,8 @@ impl Guest {
     }
 
     /// Puts the page's bytes there: from the snapshot, or zeros if it has been there before.
-    fn fill(&mut self, n: usize, page: usize) {
-        loop {
+    fn fill(&mut self, n: usize, page: usize) -> Filled {
+        for _ in 0..TRIES {
             let region = &self.regions[n];
             let (address, size) = (region.address(page), region.page as usize);
             let bytes = &mut self.buffer[..size];
@@ -416,32 +479,33 @@ impl Guest {
                 Ok(()) => {
                     self.counts.zeros += if zeros { size as u64 } else { 0 };
                     self.regions[n].states[page] = State::There;
-                    return;
+                    return Filled::Done;
                 }
                 Err(UffdError::Exists) => {
                     self.regions[n].states[page] = State::There;
-                    return;
+                    return Filled::Done;
                 }
                 // Something is being thrown away: its message comes first, and may be about this page.
                 Err(UffdError::Again { .. }) => self.take_removals(),
                 Err(UffdError::NoMemory) => {
                     static SAID: Seldom = Seldom::new();
                     SAID.tell(|| "a page of the guest waits: the kernel has no memory for it; make room on the machine, or in its control group".into());
-                    std::thread::sleep(PAUSE);
+                    return Filled::NoMemory;
                 }
                 // It has unmapped it, or has ended.
-                Err(UffdError::NotRegistered | UffdError::ProcessGone) => return,
+                Err(UffdError::NotRegistered | UffdError::ProcessGone) => return Filled::Done,
                 Err(why) => return self.lose(n, page, &format!("it cannot be filled ({why})")),
             }
         }
+        Filled::Busy
     }
 
-    /// Reads messages until none is there, and does what those about memory that is thrown away say. Faults among them are served afterwards, by those who wait being woken: each looks
+    /// Reads messages, and does what those about memory that is thrown away say. Faults among them are served afterwards, by those who wait being woken: each looks
     /// again, and sends another one.
     fn take_removals(&mut self) {
         let mut messages = [Message::EMPTY; MESSAGES];
         let mut waiting: Vec<u64> = Vec::new();
-        while let Ok(count) = self.uffd.read_messages(&mut messages) {
+        if let Ok(count) = self.uffd.read_messages_now(&mut messages) {
             for message in &messages[..count] {
                 match (message.removed(), message.fault()) {
                     (Some((start, end)), _) => self.thrown_away(start, end),
@@ -457,18 +521,25 @@ impl Guest {
     }
 
     /// A page cannot be had: whoever needs it gets SIGBUS, not other bytes.
-    fn lose(&mut self, n: usize, page: usize, why: &str) {
+    fn lose(&mut self, n: usize, page: usize, why: &str) -> Filled {
         let (address, size) = (self.regions[n].address(page), self.regions[n].page);
         static SAID: Seldom = Seldom::new();
         SAID.tell(|| format!("the page at {address:#x} of the guest is lost, and whoever needs it gets SIGBUS: {why}"));
         match self.uffd.poison(address, size) {
-            Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::ProcessGone) => {}
-            Err(UffdError::Again { .. }) => self.take_removals(),
+            Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::ProcessGone) => Filled::Done,
+            // Until it is poisoned it would be zeros for a guest that goes on alone.
+            Err(UffdError::Again { .. }) => {
+                self.take_removals();
+                Filled::Busy
+            }
+            Err(UffdError::NoMemory) => Filled::NoMemory,
             Err(error) => {
                 static SAID: Seldom = Seldom::new();
                 SAID.tell(|| {
                     format!("the page at {address:#x} of the guest cannot be poisoned ({error}): whoever needs it waits for ever")
                 });
+                self.must_stay = true;
+                Filled::Never
             }
         }
     }

@@ -15,8 +15,8 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use farshore_core::limits::PAGE_SIZE;
@@ -26,6 +26,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const HEAD: &str = "farshore-working-set 1";
 /// The most runs of a file that is read.
 const RUNS_MAX: usize = 1 << 20;
+/// The most bytes of such a file: two numbers of at most 20 digits in each line.
+const BYTES_MAX: u64 = 42 * (RUNS_MAX as u64 + 2);
 
 /// A part of a snapshot: where it begins, and how long it is, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,12 +55,8 @@ impl Snapshot {
         let failed = |why: String| {
             format!("the snapshot '{}' cannot be read ({why}): name the file of the guest's memory", path.display())
         };
-        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
-        let data = file.metadata().map_err(|error| failed(error.to_string()))?;
-        if !data.is_file() {
-            return Err(failed("it is no file".into()));
-        }
-        Ok(Snapshot { file, path: path.into(), bytes: data.len() })
+        let (file, bytes) = open_file(path).map_err(|error| failed(error.to_string()))?;
+        Ok(Snapshot { file, path: path.into(), bytes })
     }
 
     /// How many bytes it has.
@@ -90,12 +88,32 @@ impl Snapshot {
     }
 }
 
+/// Opens a file, and says how many bytes it has. Something else (a pipe that nobody writes) is not waited for.
+fn open_file(path: &Path) -> std::io::Result<(File, u64)> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let data = file.metadata()?;
+    if data.is_file() { Ok((file, data.len())) } else { Err(std::io::Error::other("it is no file")) }
+}
+
+/// The text of a working set.
+fn text_of(path: &Path) -> std::io::Result<String> {
+    let (file, _) = open_file(path)?;
+    let mut text = String::new();
+    file.take(BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > BYTES_MAX {
+        Err(std::io::Error::other(format!("it has more than {BYTES_MAX} bytes")))
+    } else {
+        Ok(text)
+    }
+}
+
 /// Reads a working set for a snapshot of so many bytes. `None`: there is no such file yet.
 ///
 /// # Errors
 /// One line: it is of another snapshot, or cannot be read.
 pub fn working_set(path: &Path, snapshot_bytes: u64) -> Result<Option<Vec<Part>>, String> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match text_of(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("the working set '{}' cannot be read ({error}): name another file", path.display())),

@@ -35,6 +35,7 @@ pub mod nr {
     pub const PRLIMIT64: u64 = 302;
     pub const KCMP: u64 = 312;
     pub const USERFAULTFD: u64 = 323;
+    pub const PREADV2: u64 = 327;
     pub const IO_URING_SETUP: u64 = 425;
     pub const PIDFD_OPEN: u64 = 434;
     pub const PROCESS_MADVISE: u64 = 440;

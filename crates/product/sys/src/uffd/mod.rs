@@ -475,6 +475,22 @@ impl Uffd {
         Ok(bytes as usize / size_of::<Message>())
     }
 
+    /// The same, and does not wait in any case: whether the descriptor's reads wait is also up to the process that has handed it over.
+    ///
+    /// # Errors
+    /// `EAGAIN` when there is none. A kernel that cannot be asked so (before 6.9) waits as the descriptor says.
+    pub fn read_messages_now(&self, into: &mut [Message]) -> Result<usize, Errno> {
+        const RWF_NOWAIT: u64 = 8;
+        let part = [into.as_mut_ptr() as u64, size_of_val(into) as u64];
+        let args = [self.fd.arg(), part.as_ptr() as u64, 1, u64::MAX, 0, RWF_NOWAIT];
+        // SAFETY: the kernel reads one `struct iovec`, and writes whole messages into a buffer that we hold exclusively; every bit pattern is a `Message`.
+        match unsafe { raw::syscall_result(nr::PREADV2, args) } {
+            Ok(bytes) => Ok(bytes as usize / size_of::<Message>()),
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => self.read_messages(into),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// Waits until there is a message, for at most `timeout_ms` (negative: for ever).
     ///
     /// # Errors
