@@ -176,7 +176,9 @@ fn read_list(input: &[u8]) -> Result<Read, String> {
     let mut all = serde_json::Deserializer::from_slice(input).into_iter::<Vec<ListedRegion>>();
     let list = match all.next() {
         Some(Ok(list)) => list,
-        Some(Err(why)) if !why.is_eof() => return Err(format!("its request cannot be read ({why})")),
+        Some(Err(why)) if !why.is_eof() => {
+            return Err(format!("it speaks Firecracker's protocol, and its request cannot be read ({why})"));
+        }
         _ => return Ok(Read::More),
     };
     let region = |it: ListedRegion| {
