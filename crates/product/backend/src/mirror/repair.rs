@@ -278,7 +278,8 @@ impl Repair {
             }
             Stamp::Away => {
                 it.fall();
-                return it.wait(sleep::now_ns(), 2 * it.pause_ns.load(Ordering::Relaxed));
+                // To find that out takes its time, for which nobody can fork.
+                return it.wait(sleep::now_ns(), (2 * it.pause_ns.load(Ordering::Relaxed)).max(LOOK_NS));
             }
         }
         it.rise(sleep::now_ns());
