@@ -121,9 +121,6 @@ impl Repair {
 
     /// Opens a copy that was away until now, if it is there.
     pub(super) fn open_more(&mut self, shared: &Shared, slots: Option<u64>, open: &Open) {
-        if self.is_stuck(shared) {
-            return;
-        }
         for (n, copy) in shared.copies.iter().enumerate() {
             let now = sleep::now_ns();
             if copy.space.get().is_some() || now < copy.due_ns.load(Ordering::Relaxed) {
@@ -155,6 +152,9 @@ impl Repair {
 
     /// Puts the stamp on a copy.
     fn put_stamp(&mut self, shared: &Shared, copy: usize, place: Slot) -> Result<(), IoError> {
+        if self.is_busy() {
+            return Err(IoError::Device(Errno::BUSY.raw_os_error()));
+        }
         self.pages[0].clone_from(&self.stamp);
         // Each copy has its own.
         self.pages[0].0[0] = copy as u8;
@@ -166,7 +166,8 @@ impl Repair {
         let late = IoError::Device(Errno::TIMEDOUT.raw_os_error());
         let Some(queue) = &mut self.queues[copy] else { return Err(late) };
         let mut ended = None;
-        // SAFETY: the pages live as long as the queue, which is dropped before them, and are not changed while it has something in flight: `turn` looks at that first.
+        // SAFETY: the pages live as long as the queue, which is dropped before them, and are not changed while any has something in flight: `turn` and `put_stamp` look at
+        // that first.
         unsafe { queue.start_write(first, self.pages.as_ptr(), count as u32, 0) }.map_err(|()| late)?;
         let until = sleep::now_ns() + PATIENCE_NS;
         while queue.in_flight() > 0 && sleep::now_ns() < until {
@@ -208,7 +209,8 @@ impl Repair {
                 self.ask(shared, copy, repairs);
             }
         }
-        if !repairs {
+        // A stamp may be on its way still.
+        if !repairs || self.is_busy() {
             return again;
         }
         let hurt = |copy: usize| shared.copies[copy].is_up() && shared.copies[copy].behind() > 0;
@@ -222,8 +224,7 @@ impl Repair {
                 Err(why) => {
                     shared.copies[copy].failed(why);
                     self.not_before_ns[copy] = sleep::now_ns() + REFUSED_NS;
-                    // Its write may not have ended. Our pages are its then.
-                    if shared.copies[copy].stuck.load(Ordering::Relaxed) {
+                    if self.is_busy() {
                         break;
                     }
                 }
@@ -232,7 +233,12 @@ impl Repair {
         again
     }
 
-    /// Whether a write has not ended that is waited for no more. Our pages are its.
+    /// Whether our pages are those of a write that is waited for no more.
+    fn is_busy(&self) -> bool {
+        self.queues.iter().flatten().any(|queue| queue.in_flight() > 0)
+    }
+
+    /// Takes what has ended of such writes. Whether one has not.
     fn is_stuck(&mut self, shared: &Shared) -> bool {
         let mut any = false;
         for (copy, queue) in shared.copies.iter().zip(&mut self.queues).filter(|(copy, _)| copy.stuck.load(Ordering::Relaxed)) {
