@@ -211,20 +211,27 @@ static void calls(void) {
 }
 
 static _Atomic int chains;
+static pthread_attr_t detached;
+
+static void *makes_next(void *left);
+
+/* Detached from its start: glibc's pthread_detach looks at the thread once more after it may have ended, and its stack be gone. */
+static void makes_one(void *left) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, &detached, makes_next, left) == 0);
+}
 
 /* A thread that makes the next one, and ends at once: the next one may begin when nothing of it is left. */
 static void *makes_next(void *left) {
     if (left == 0) { chains--; return NULL; }
-    pthread_t next;
-    CHECK(pthread_create(&next, NULL, makes_next, (void *)((uint64_t)left - 1)) == 0);
-    pthread_detach(next);
+    makes_one((void *)((uint64_t)left - 1));
     return NULL;
 }
 
 static void orphans(void) {
     chains = 8;
-    pthread_t first;
-    for (int n = 0; n < 8; n++) CHECK(pthread_create(&first, NULL, makes_next, (void *)1500) == 0 && pthread_detach(first) == 0);
+    CHECK(pthread_attr_init(&detached) == 0 && pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) == 0);
+    for (int n = 0; n < 8; n++) makes_one((void *)1500);
     while (chains) usleep(1000);
     printf("each thread has made the next one\n");
 }
