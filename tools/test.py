@@ -451,7 +451,7 @@ def parts(seed):
         Part("budget", "budgets that several programs of one user share",
              [pytest("budget", "tests/real/test_budget.py")], 10, shown, pytest_missing, needs_build=True, takes=85),
         Part("pools", "compressed RAM, alone and in front of a disk",
-             [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=50),
+             [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("mirror", "pages that are kept on several nodes and disks, of which one is killed, hangs, lies or is full",

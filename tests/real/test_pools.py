@@ -1,4 +1,4 @@
-"""Pools of compressed pages (ram:lz4, ram:zstd): alone, in front of a disk, full, with a disk that fails, in forked children, under a limit that changes.
+"""Pools of compressed pages (ram:lz4, ram:zstd, ram:auto): alone, in front of a disk, full, with a disk that fails, in forked children, under a limit that changes.
 
 The workloads check their own data. In every run pages and pool together stay within the limit.
 """
@@ -11,6 +11,7 @@ import sys
 import time
 
 import harness
+import pytest
 from command import Command
 from harness import MIB, expect
 
@@ -31,6 +32,44 @@ while not select.select([0], [], [], 0)[0]:
         assert right(i), i
         versions[i] += 1
         write(i)
+print('right' if all(map(right, range(pages))) else 'wrong', flush=True)
+"""
+
+# A program of 40 MiB of pages in phases that stdin names: `small` data, which compress, or `noise`; `reads` or `updates`. It checks each page that it touches, and a forked child
+# does so now and then. It says when a phase begins, and after each 4,000 touches of it.
+PHASES = """
+import mmap, os, random, select, sys
+pages, noise, small = 10240, [os.urandom(4000) for _ in range(64)], [os.urandom(500) for _ in range(64)]
+memory, kind, versions = mmap.mmap(-1, pages * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), [small] * pages, [0] * pages
+def page(i): return (b'%d %d ' % (i, versions[i])).ljust(96, b'.') + kind[i][(i + versions[i]) % 64].ljust(4000, b'-')
+def right(i): return memory[i * 4096:(i + 1) * 4096] == page(i)
+def write(i): memory[i * 4096:(i + 1) * 4096] = page(i)
+def work(some, updates):
+    for i in some:
+        assert right(i), i
+        if updates:
+            versions[i] += 1
+            write(i)
+for i in range(pages): write(i)
+print('filled', flush=True)
+for line in sys.stdin:
+    data, how = line.split()
+    for i in range(pages):
+        assert right(i), i
+        kind[i] = {'small': small, 'noise': noise}[data]
+        write(i)
+    print('begun', flush=True)
+    rounds = 0
+    while not select.select([0], [], [], 0)[0]:
+        work(random.choices(range(pages), k=4000), how == 'updates')
+        rounds += 1
+        if rounds % 5 == 0:
+            child = os.fork()
+            if child == 0:
+                work(random.choices(range(pages), k=2000), True)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, 'child'
+        print('round', flush=True)
 print('right' if all(map(right, range(pages))) else 'wrong', flush=True)
 """
 
@@ -211,10 +250,48 @@ class TestPools(Command):
             expect(process.alive() and not process.timed_out, f"it ended before {pages} pages left: {process.stderr_so_far()[-300:]}")
             time.sleep(0.05)
 
+    def phase(self, process, pid, words, is_so):
+        """Lets PHASES work so until its pool is as wanted. What the pool is then."""
+        process.popen.stdin.write(f"{words}\n".encode())
+        process.popen.stdin.flush()
+        deadline = time.monotonic() + 90
+        while True:
+            line = process.popen.stdout.readline()
+            expect(line in (b"begun\n", b"round\n"), f"{words}: it ended: {line} {process.stderr_so_far()[-300:]}")
+            pool = self.counters(pid)["pool"]
+            if line == b"round\n" and is_so(pool):
+                return pool
+            expect(time.monotonic() < deadline, f"{words}: {pool}")
+
+    @pytest.mark.parametrize("how", ("poll", "upcall", "encrypt", "errors"))
+    def test_it_finds_its_size(self, how):
+        """ram:auto gets memory while data compress, and gives it up when they do not. Pages leave unchanged and changed; children read what their parents' pools have."""
+        options = {"encrypt": ("--encrypt",), "errors": ()}.get(how, ("--fault", how))
+        faulty = f"seed={self.seed},write_error=0.01,short_write=0.01" if how == "errors" else None
+        arguments = ["--memory", "20M", *options, *swaps(["ram:auto", f"dir:{self.folder('auto')}"])]
+        with self.running(arguments, [sys.executable, "-u", "-c", PHASES], faulty, stdin=subprocess.PIPE, timeout=300) as process:
+            pid = self.managed(process)
+            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
+            some = lambda pool: pool["chosen_bytes"] >= 4 * MIB and pool["pages"] > 4000
+            none = lambda pool: pool["chosen_bytes"] == 0 and pool["used_bytes"] < MIB
+            seen = [self.phase(process, pid, words, is_so) for words, is_so in
+                    (("small reads", some), ("noise updates", none), ("small updates", some), ("noise reads", none))]
+            peak = self.counters(pid)["resident_bytes_peak"]
+            process.popen.stdin.close()
+            outcome, out = self.ended(process)
+        expect((outcome.status, out.splitlines()[-1:]) == (0, ["right"]), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
+        expect(peak <= 20 * MIB, f"{peak} bytes")
+        return f"{seen[0]['chosen_bytes'] >> 20} and {seen[2]['chosen_bytes'] >> 20} MiB"
+
+    def test_the_short_name(self):
+        """`auto` is such a pool before the default."""
+        found, _ = self.stats("16M", ["auto"], self.load("random", "--size=32M", "--threads=2", "--seconds=1", "--warmup=0"))
+        expect(found["pool"]["name"] == "ram:auto" and [space["name"][:4] for space in found["spaces"]] == ["dir:"], f"{found['pool']} {found['spaces']}")
+
     def test_refused(self):
         """Sizes and orders that cannot be."""
         some, true = ["run", "--memory", "64M"], ["--", "true"]
-        bad = [(["ram:lz4,size=1M"], "1M"), (["ram:lz4,size=x"], "x"), (["ram:gzip"], "gzip"), (["ram:lz4", "ram:zstd"], "ram:zstd"),
+        bad = [(["ram:lz4,size=1M"], "1M"), (["ram:lz4,size=x"], "x"), (["ram:gzip"], "gzip"), (["ram:lz4", "ram:zstd"], "ram:zstd"), (["ram:auto", "ram:lz4"], "ram:lz4"),
                ([f"dir:{self.work}", "ram:lz4"], "ram:lz4")]
         for swap, word in bad:
             self.refused([*some, *swaps(swap), *true], {125}, word)

@@ -10,7 +10,7 @@ use crate::mapped;
 use crate::mirror::{Mirror, queue::MirrorQueue};
 use crate::nbd::{NbdQueue, NbdSpace, Waits};
 use crate::ram::{RamQueue, RamSpace};
-use farshore_config::SwapSpec;
+use farshore_config::{Compression, SwapSpec};
 use farshore_core::seams::{
     Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
@@ -98,6 +98,9 @@ impl AnyBackend {
         });
         let Some((kind, size)) = pool else { return backend.ok_or(OpenError::NoSpace) };
         let alone = backend.is_none();
+        if alone && kind == Compression::Auto {
+            return Err(OpenError::NothingBehind);
+        }
         let pool = AnyBackend::Compressed(Box::new(Compressed::open(kind, size, backend)?));
         Ok(match faults {
             Some(config) if alone => pool.with_faults(config),
@@ -484,6 +487,14 @@ impl WriteQueue for AnyQueue {
 
     fn in_flight(&self) -> u32 {
         inside!(AnyQueue, self, queue => queue.in_flight())
+    }
+
+    fn takes_clean(&self) -> bool {
+        inside!(AnyQueue, self, queue => queue.takes_clean())
+    }
+
+    fn offer(&mut self, slot: Slot, page: &PageBuf) {
+        inside!(AnyQueue, self, queue => queue.offer(slot, page));
     }
 
     fn tend(&mut self, free: &dyn FreeSlots) {

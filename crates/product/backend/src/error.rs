@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub enum OpenError {
     /// The list of spaces is empty.
     NoSpace,
+    /// A pool that decides how much memory it is worth is alone.
+    NothingBehind,
     /// The directory is not there.
     Missing(PathBuf),
     /// The path is something other than a directory.
@@ -111,6 +113,7 @@ impl fmt::Display for OpenError {
         let smallest = Size(SMALLEST_BYTES);
         match self {
             OpenError::NoSpace => f.write_str("no swap space is named: use --swap dir:PATH"),
+            OpenError::NothingBehind => f.write_str("ram:auto weighs compressed RAM against the space behind it, and there is none: add --swap dir:PATH, or write ram:lz4"),
             OpenError::Missing(path) => {
                 write!(f, "swap directory {path:?} does not exist: create it, or name another with --swap dir:PATH")
             }

@@ -215,6 +215,17 @@ impl WriteQueue for LayeredQueue {
         self.own.in_flight()
     }
 
+    fn takes_clean(&self) -> bool {
+        self.own.takes_clean()
+    }
+
+    fn offer(&mut self, slot: Slot, page: &PageBuf) {
+        // The parent's pages stay where they are.
+        if let Some(slot) = slot.number().checked_sub(self.first_own).and_then(Slot::new) {
+            self.own.offer(slot, page);
+        }
+    }
+
     fn tend(&mut self, free: &dyn FreeSlots) {
         self.own.tend(&OwnSlots { free, first_own: self.first_own });
     }

@@ -118,6 +118,7 @@ pub struct RunArgs {
     /// Where cold pages go; repeat to spread them over several
     ///
     /// SPEC is one of
+    ///   auto                   ram:auto in front of the default;
     ///   dir:PATH               a file without a name in this directory;
     ///   file:PATH[,size=SIZE]  this file, made anew and removed at once;
     ///   dev:PATH[,size=SIZE][,force]
@@ -126,6 +127,8 @@ pub struct RunArgs {
     ///   ram:lz4[,size=SIZE]    a pool of compressed pages in RAM, within --memory: alone, or in
     ///                          front of others, which get its oldest pages when it is full;
     ///   ram:zstd[,size=SIZE]   the same, smaller and slower;
+    ///   ram:auto[,size=SIZE]   the same, in front of others: it decides while the program runs how much
+    ///                          of --memory it is worth, from none to seven eighths;
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   nbd://HOST[:PORT][/EXPORT][,force], nbd+unix:///[EXPORT]?socket=PATH
     ///                          memory or disks of another machine, by an NBD server: always encrypted, for one run at a time;

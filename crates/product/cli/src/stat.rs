@@ -212,6 +212,12 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
             let percent = pool.used_bytes as f64 / (held * 4096) as f64 * 100.0;
             let _ = writeln!(text, "  {:<44}{percent:>10.0} %", "of their size");
         }
+        if pool.page_ns > 0 {
+            let us = |ns: u64| ns as f64 / 1000.0;
+            let (here, behind) = (us(pool.page_ns), us(pool.behind_page_ns));
+            let why = format!("chosen: a page takes {here:.1} µs here, {behind:.1} behind");
+            let _ = writeln!(text, "  {why:<44}{:>12}", bytes(pool.chosen_bytes));
+        }
     }
     text
 }
@@ -320,6 +326,9 @@ mod tests {
             capacity_bytes: 8 * mib,
             pages,
             repeated_pages,
+            chosen_bytes: 3 * mib,
+            page_ns: 4100,
+            behind_page_ns: 88_000,
             ..Pool::default()
         });
         now.autopilot = Some(Autopilot {

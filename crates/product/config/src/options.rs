@@ -553,6 +553,8 @@ impl Partial {
         let mut options = Options::new(memory, SwapSpec::Dir(PathBuf::new()));
         (options.slowdown, options.memory_min, options.budget) = (self.slowdown, self.memory_min, self.budget);
         options.swap = match self.swap {
+            // It decides how much of the limit is worth more as compressed pages than as plain ones: what is left goes to the disk.
+            Some(swap) if swap.len() == 1 && swap[0].is_adaptive() => vec![swap[0].clone(), default_swap()?],
             Some(swap) => swap,
             None => vec![default_swap()?],
         };

@@ -401,6 +401,12 @@ pub struct Pool {
     pub refused_pages: u64,
     /// Pages that the pool held and gave to the spaces behind it, oldest first.
     pub moved_pages: u64,
+    /// `ram:auto`: the memory that the pool is found to be worth now. 0 for a pool whose size the user has said.
+    pub chosen_bytes: u64,
+    /// `ram:auto`: what a page's way into the pool and back takes, in ns.
+    pub page_ns: u64,
+    /// `ram:auto`: what reading a page from the spaces behind it takes, in ns.
+    pub behind_page_ns: u64,
 }
 
 /// A policy that has attached.

@@ -16,7 +16,7 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], nbd://HOST:PORT[/EXPORT], mirror:(A,B) or delay:TIME";
+const VALID: &str = "write auto, dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd|auto][,size=SIZE], nbd://HOST:PORT[/EXPORT], mirror:(A,B) or delay:TIME";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +25,8 @@ pub enum Compression {
     Lz4,
     /// Small.
     Zstd,
+    /// Fast; and how much memory it is worth is decided while the program runs. It needs a space behind it.
+    Auto,
 }
 
 /// One swap space.
@@ -69,6 +71,11 @@ impl SwapSpec {
     /// Whether this is a pool of compressed pages in RAM, which counts within the memory limit.
     pub fn is_pool(&self) -> bool {
         matches!(self, SwapSpec::Ram { compress: Some(_), .. })
+    }
+
+    /// Whether it decides how much memory it uses, and so makes no sense without a space behind it.
+    pub fn is_adaptive(&self) -> bool {
+        matches!(self, SwapSpec::Ram { compress: Some(Compression::Auto), .. })
     }
 
     /// Whether this is a file or a device: several of these make an array, and they come and go.
@@ -151,6 +158,7 @@ impl fmt::Display for SwapSpec {
                     None => "ram",
                     Some(Compression::Lz4) => "ram:lz4",
                     Some(Compression::Zstd) => "ram:zstd",
+                    Some(Compression::Auto) => "ram:auto",
                 })?;
                 sized(f, size)
             }
@@ -240,6 +248,8 @@ impl FromStr for SwapSpec {
             None => (value, None),
         };
         match (kind, rest) {
+            // The short name.
+            ("auto", None) => Ok(SwapSpec::Ram { compress: Some(Compression::Auto), size: None }),
             ("dir", Some(path)) => Ok(SwapSpec::Dir(path_of(value, path)?)),
             ("dev", Some(rest)) => {
                 let (path, size, force) = split_device(rest)?;
@@ -259,6 +269,7 @@ impl FromStr for SwapSpec {
                 ("ram", size) => Ok(SwapSpec::Ram { compress: None, size }),
                 ("ram:lz4", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Lz4), size }),
                 ("ram:zstd", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Zstd), size }),
+                ("ram:auto", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Auto), size }),
                 _ => Err(ConfigError::value("swap space", value, format!("its kind is not known; {VALID}"))),
             },
         }
@@ -289,6 +300,8 @@ mod tests {
             ("ram,size=64M", ram(None, Some(Size::mib(64)))),
             ("ram:lz4", ram(Some(Compression::Lz4), None)),
             ("ram:zstd,size=1G", ram(Some(Compression::Zstd), Some(Size::gib(1)))),
+            ("ram:auto", ram(Some(Compression::Auto), None)),
+            ("ram:auto,size=64M", ram(Some(Compression::Auto), Some(Size::mib(64)))),
             ("delay:10us", SwapSpec::Delay(Time(10_000))),
             ("nbd://node1:7000", SwapSpec::Nbd("nbd://node1:7000".parse().unwrap())),
             ("mirror:(ram,ram,size=64M)", SwapSpec::Mirror(vec![ram(None, None), ram(None, Some(Size::mib(64)))])),
@@ -306,6 +319,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), text);
         }
+        assert_eq!("auto".parse(), Ok(ram(Some(Compression::Auto), None)));
         assert_eq!("dev:/dev/nvme0n1,force,size=2G".parse(), Ok(dev(Some(Size::gib(2)), true)));
     }
 

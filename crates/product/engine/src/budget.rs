@@ -316,6 +316,11 @@ impl<W: World> Engine<W> {
         self.give_frames(core, count - withheld);
     }
 
+    /// The swap space is offered `count` pages that leave, and may keep copies in RAM: their frames are free when that was counted ([`Engine::give_withheld`]).
+    pub(crate) fn withhold(&self, count: u64) {
+        self.budget.withhold(&self.backend, count);
+    }
+
     /// The swap space was given `count` pages of a batch, or will not be given them.
     pub(crate) fn give_withheld(&self, core: usize, count: u64) {
         if self.backend.own_memory().is_some() {

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 use farshore_backend::AnyBackend;
-use farshore_backend::compressed::Compressed;
+use farshore_backend::compressed::{Compressed, Decided};
 use farshore_backend::mirror::{Mirror, Seen};
 use farshore_config::pace::Knob;
 use farshore_config::stats;
@@ -50,6 +50,8 @@ fn pool_stats(pool: &Compressed) -> stats::Pool {
     let counters = pool.counters();
     let counter = |c: &core::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
     let (capacity_bytes, used_bytes) = pool.bytes();
+    let decided = pool.decided();
+    let of_decision = |what: fn(&Decided) -> u64| decided.as_ref().map_or(0, what);
     stats::Pool {
         name: pool.pool_name().to_owned(),
         capacity_bytes,
@@ -59,6 +61,9 @@ fn pool_stats(pool: &Compressed) -> stats::Pool {
         compressed_bytes: counter(&counters.compressed_bytes),
         refused_pages: counter(&counters.passed_on),
         moved_pages: counter(&counters.moved),
+        chosen_bytes: of_decision(|it| it.bytes),
+        page_ns: of_decision(|it| it.here_ns as u64),
+        behind_page_ns: of_decision(|it| it.below_ns as u64),
     }
 }
 

@@ -56,13 +56,14 @@ impl Work {
 pub struct Encoder {
     kind: Compression,
     work: Work,
+    turn: u32,
 }
 
 impl Encoder {
     /// Allocates the working memory.
     pub fn new(kind: Compression) -> Encoder {
         let bytes = match kind {
-            Compression::Lz4 => {
+            Compression::Lz4 | Compression::Auto => {
                 // SAFETY: only asks for a size.
                 let bytes = unsafe { LZ4_sizeofState() };
                 bytes as usize
@@ -74,14 +75,20 @@ impl Encoder {
                 unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) }
             }
         };
-        Encoder { kind, work: Work::new(bytes) }
+        Encoder { kind, work: Work::new(bytes), turn: 0 }
+    }
+
+    /// Whether this is one of so many times.
+    pub fn is_turn(&mut self, of: u32) -> bool {
+        self.turn = (self.turn + 1) % of;
+        self.turn == 0
     }
 
     /// Compresses a page. Returns the bytes written to `to`, or `None` when compressing is not worth it.
     pub fn encode(&mut self, page: &PageBuf, to: &mut [u8; WORTH_IT]) -> Option<usize> {
         let (from, out) = (page.0.as_ptr(), to.as_mut_ptr());
         let written = match self.kind {
-            Compression::Lz4 => {
+            Compression::Lz4 | Compression::Auto => {
                 let (len, room) = (PAGE_SIZE as c_int, WORTH_IT as c_int);
                 // SAFETY: reads `len` bytes of the page, and writes at most `room` bytes to `to`; the state is of the size that
                 // the library asked for. Returns 0 when there is too little room.
@@ -120,7 +127,7 @@ impl Decoder {
     /// Allocates the working memory.
     pub fn new(kind: Compression) -> Decoder {
         let (count, bytes) = match kind {
-            Compression::Lz4 => (0, 0),
+            Compression::Lz4 | Compression::Auto => (0, 0),
             // SAFETY: asks only.
             Compression::Zstd => (DECODERS, unsafe { zstd_sys::ZSTD_estimateDCtxSize() }),
         };
@@ -131,7 +138,7 @@ impl Decoder {
     pub fn decode(&self, from: &[u8], page: &mut PageBuf) -> bool {
         let (start, out) = (from.as_ptr(), page.0.as_mut_ptr());
         match self.kind {
-            Compression::Lz4 => {
+            Compression::Lz4 | Compression::Auto => {
                 // SAFETY: reads at most `from.len()` bytes and writes at most a page, whatever the bytes are.
                 let n = unsafe { LZ4_decompress_safe(start.cast(), out.cast(), from.len() as c_int, PAGE_SIZE as c_int) };
                 n == PAGE_SIZE as c_int

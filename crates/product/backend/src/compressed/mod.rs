@@ -41,10 +41,11 @@ mod pool;
 #[cfg(test)]
 mod tests;
 
-pub use pool::Counters;
+pub use pool::{Counters, Decided};
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::{OpenError, SMALLEST_BYTES};
+use crate::sleep;
 use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::seams::{
@@ -109,6 +110,11 @@ impl Compressed {
         self.pool.mapped_bytes()
     }
 
+    /// How much memory was decided to be worth it, and on what grounds; `None`: the user has said how much.
+    pub fn decided(&self) -> Option<Decided> {
+        self.pool.decided()
+    }
+
     /// Counts of what has gone through the pool.
     pub fn counters(&self) -> &Counters {
         &self.pool.counters
@@ -122,6 +128,17 @@ impl Compressed {
     fn below(&self) -> Result<&AnyBackend, IoError> {
         // A page that no tier has: its checksum would not be right either.
         self.lower.as_deref().ok_or(IoError::Device(EIO))
+    }
+
+    fn read_below(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let lower = self.below()?;
+        if !self.pool.is_adaptive() {
+            return lower.read_run(first, into);
+        }
+        let began = sleep::now_ns();
+        lower.read_run(first, into)?;
+        self.pool.come(first, into.len(), Some(sleep::now_ns().saturating_sub(began)));
+        Ok(())
     }
 }
 
@@ -151,7 +168,7 @@ impl Reads for Compressed {
         match self.pool.read(slot, into) {
             Some(true) => Ok(()),
             Some(false) => Err(IoError::Device(EIO)),
-            None => self.below()?.read(slot, into),
+            None => self.read_below(slot, core::slice::from_mut(into)),
         }
     }
 
@@ -168,7 +185,7 @@ impl Reads for Compressed {
                 Some(false) => return Err(IoError::Device(EIO)),
                 Some(true) => {
                     if let Some((start, end)) = below.take() {
-                        self.below()?.read_run(first.plus(start as u64), &mut into[start..end])?;
+                        self.read_below(first.plus(start as u64), &mut into[start..end])?;
                     }
                 }
             }
@@ -181,7 +198,14 @@ impl Reads for Compressed {
         if (0..into.len() as u64).any(|n| self.pool.has(first.plus(n))) {
             return ReadBegun::Over(self.read_run(first, into));
         }
-        self.below().map_or_else(|why| ReadBegun::Over(Err(why)), |lower| lower.begin_read(first, into))
+        let begun = self.below().map_or_else(|why| ReadBegun::Over(Err(why)), |lower| lower.begin_read(first, into));
+        let pages = match begun {
+            ReadBegun::Over(Err(_)) => 0,
+            ReadBegun::File { pages, .. } => pages,
+            ReadBegun::Over(Ok(())) | ReadBegun::Due(_) => into.len(),
+        };
+        self.pool.come(first, pages, None);
+        begun
     }
 
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
@@ -420,6 +444,14 @@ impl WriteQueue for CompressedQueue {
 
     fn in_flight(&self) -> u32 {
         (self.writes.iter().flatten().count() + self.copies_under_way()) as u32
+    }
+
+    fn takes_clean(&self) -> bool {
+        self.pool.is_adaptive()
+    }
+
+    fn offer(&mut self, slot: Slot, page: &PageBuf) {
+        self.pool.offer(slot, page, &mut self.encoder, &mut self.small);
     }
 
     fn tend(&mut self, free: &dyn FreeSlots) {

@@ -8,10 +8,14 @@
 mod age;
 mod emptying;
 mod tending;
+mod worth;
+
+pub use worth::Decided;
 
 use super::COPIES;
 use super::chunks::{Chunks, SPAN, UNIT};
 use super::codec::{self, Decoder, Encoder, WORTH_IT};
+use crate::sleep;
 use crate::reserved::Reserved;
 use age::{Links, NOBODY};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,6 +27,7 @@ use farshore_core::spin::SpinLock;
 use farshore_core::sync::spin_hint;
 use farshore_core::word::Slot;
 use rustix::io::Errno;
+use worth::{Tag, Worth};
 
 /// Most slots that entries are reserved for.
 const SLOTS_MAX: u64 = (EXTENTS_MAX * EXTENT_SLOTS) as u64;
@@ -36,6 +41,11 @@ const OWNER: usize = 8;
 fn owner_of(len: usize) -> usize {
     if len < PAGE_SIZE { OWNER } else { 0 }
 }
+
+/// Where pages are compressed only to know whether they would become smaller, one in so many is.
+const TRY_ONE_IN: u32 = 32;
+/// Pages that the tier below has too, and that give their memory to one that comes.
+const DROPPED_A_PUT: usize = 4;
 
 /// The entry of one slot.
 #[derive(Debug)]
@@ -57,6 +67,8 @@ struct State {
     /// The group of 64 slots that the next sweep begins at; and one slot behind the last that ever had a page.
     sweep: u64,
     end: u64,
+    /// The same for pages that nobody needs.
+    needless: u64,
     /// Bytes of pages whose copies are under way: half of their size each, as a guess.
     copying: u64,
     /// The first slots of copies that are under way, and how many follow. From before the first look at their pages until the
@@ -114,6 +126,10 @@ pub struct Pool {
     has_lower: bool,
     /// The last copy to that space failed.
     lower_fails: AtomicBool,
+    /// Decides how much memory it is worth, if it is to.
+    pub(super) worth: Option<Worth>,
+    /// What that rests on: a [`Tag`] for each slot.
+    tags: Reserved,
     /// Counts of what has gone through the pool.
     pub counters: Counters,
 }
@@ -138,6 +154,8 @@ impl Pool {
             }
         };
         let chunks = Chunks::new(memory.base(), bytes as usize)?;
+        let worth = matches!(kind, Compression::Auto).then(|| Worth::new(bytes));
+        let tags = Reserved::new(if worth.is_some() { slots * size_of::<Tag>() as u64 } else { 1 })?;
         Ok(Pool {
             decoder: Decoder::new(kind),
             kind,
@@ -146,7 +164,7 @@ impl Pool {
             present: Reserved::new(slots.div_ceil(64) * 8)?,
             slots: slots / EXTENT_SLOTS as u64 * EXTENT_SLOTS as u64,
             bytes,
-            allowed: AtomicU64::new(bytes),
+            allowed: AtomicU64::new(if worth.is_some() { 0 } else { bytes }),
             touched: AtomicU64::new(0),
             state: SpinLock::new(State {
                 chunks,
@@ -154,6 +172,7 @@ impl Pool {
                 newest: NOBODY,
                 sweep: 0,
                 end: 0,
+                needless: 0,
                 copying: 0,
                 copies: Vec::with_capacity(COPIES * EVICTORS_MAX),
                 pressed: false,
@@ -161,6 +180,8 @@ impl Pool {
             }),
             has_lower,
             lower_fails: AtomicBool::new(false),
+            worth,
+            tags,
             counters: Counters::default(),
         })
     }
@@ -182,12 +203,44 @@ impl Pool {
 
     /// Memory for entries, of slots that ever had a page, in bytes.
     pub fn mapped_bytes(&self) -> u64 {
-        self.with(|state| state.end * size_of::<Entry>() as u64 + state.end / 8 + state.chunks.mapped_bytes())
+        let tag = if self.worth.is_some() { size_of::<Tag>() as u64 } else { 0 };
+        self.with(|state| state.end * (size_of::<Entry>() as u64 + tag) + state.end / 8 + state.chunks.mapped_bytes())
     }
 
     /// The pool may use this many bytes from now on; memory beyond that goes by and by.
     pub fn allow(&self, bytes: u64) {
-        self.allowed.store(bytes.min(self.bytes), Ordering::Relaxed);
+        let bytes = bytes.min(self.bytes);
+        let bytes = self.worth.as_ref().map_or(bytes, |worth| {
+            worth.give(bytes);
+            worth.bytes()
+        });
+        self.allowed.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What was decided about how much memory the pool is worth, if that is decided.
+    pub fn decided(&self) -> Option<Decided> {
+        self.worth.as_ref().map(Worth::decided)
+    }
+
+    /// What decides about the pool's memory, and what it knows of the slot's page; `None`: nothing is decided.
+    fn tagged(&self, slot: Slot) -> Option<(&Worth, &Tag)> {
+        let worth = self.worth.as_ref().filter(|_| slot.number() < self.slots)?;
+        // SAFETY: within the mapping, whose zeros are tags of pages of which nothing is known.
+        Some((worth, unsafe { &*self.tags.nth::<Tag>(slot.number() as usize) }))
+    }
+
+    /// The pages of `count` slots are fetched: at once, or they were (`below`: from the tier below, which took so many ns).
+    pub fn come(&self, first: Slot, count: usize, below: Option<u64>) {
+        let Some(worth) = &self.worth else { return };
+        (0..count as u64).filter_map(|n| self.tagged(first.plus(n))).for_each(|(worth, tag)| worth.come(tag));
+        if let Some(ns) = below {
+            worth.note_below(ns, count as u64);
+        }
+    }
+
+    /// Whether the time that things take is of interest.
+    pub fn is_adaptive(&self) -> bool {
+        self.worth.is_some()
     }
 
     /// Sets whether the tier below refuses pages, as the last copy to it showed.
@@ -217,6 +270,8 @@ impl Pool {
     pub fn read(&self, slot: Slot, into: &mut PageBuf) -> Option<bool> {
         let entry = self.entry(slot.number())?;
         let place = entry.word.pin()?;
+        let tagged = self.tagged(slot);
+        let began = tagged.map_or(0, |_| sleep::now_ns());
         let whole = match place {
             Place::Repeated => {
                 codec::repeat(entry.extra.load(Ordering::Relaxed), into);
@@ -234,6 +289,12 @@ impl Pool {
             }
         };
         entry.word.unpin();
+        if let Some((worth, tag)) = tagged {
+            worth.come(tag);
+            if matches!(place, Place::Chunk { .. }) {
+                worth.note_unpacked(sleep::now_ns().saturating_sub(began));
+            }
+        }
         Some(whole)
     }
 
@@ -252,17 +313,19 @@ impl Pool {
     pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };
         let repeated = codec::repeated(page);
-        let compressed = if repeated.is_some() { None } else { encoder.encode(page, small) };
+        let compressed = if repeated.is_some() { None } else { self.pack(slot, page, encoder, small) };
         loop {
             let put = self.with(|state| {
                 if !self.drop_page(state, slot.number(), entry) {
                     return None;
                 }
                 state.end = state.end.max(slot.number() + 1);
+                if let Some((worth, tag)) = self.tagged(slot) {
+                    tag.is_new();
+                    worth.leave(tag);
+                }
                 if let Some(word) = repeated {
-                    entry.extra.store(word, Ordering::Relaxed);
-                    self.put_in(slot.number(), entry, Place::Repeated);
-                    self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+                    self.put_repeated(slot.number(), entry, word);
                     return Some(Put::Kept);
                 }
                 // While the slot below is being written, no other thread may write it.
@@ -272,14 +335,9 @@ impl Pool {
                     None if may_pass => return Some(Put::PassedOn),
                     None => &page.0[..],
                 };
-                let Some(at) = self.take_chunk(state, bytes.len() + owner_of(bytes.len())) else {
-                    state.pressed = true;
+                if !self.put_chunk(state, slot.number(), entry, bytes) {
                     return Some(if may_pass { Put::PassedOn } else { Put::Full });
-                };
-                self.fill(at, slot.number(), bytes);
-                self.list(state, slot.number() as u32);
-                self.put_in(slot.number(), entry, Place::Chunk { at, len: bytes.len() as u32 });
-                self.counters.compressed_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                }
                 Some(Put::Kept)
             });
             match put {
@@ -289,6 +347,87 @@ impl Pool {
                 None => spin_hint(),
             }
         }
+    }
+
+    /// Compresses a page, if its memory may be worth it. (One in [`TRY_ONE_IN`] is tried whatever is known, since data change.)
+    fn pack(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Option<usize> {
+        let Some((worth, tag)) = self.tagged(slot) else { return encoder.encode(page, small) };
+        let is_of_use = self.allowed.load(Ordering::Relaxed) > 0 && !tag.is_noise();
+        if !is_of_use && !encoder.is_turn(TRY_ONE_IN) {
+            return None;
+        }
+        let began = sleep::now_ns();
+        let packed = encoder.encode(page, small);
+        worth.note_packed(packed, sleep::now_ns().saturating_sub(began));
+        packed.filter(|_| self.allowed.load(Ordering::Relaxed) > 0)
+    }
+
+    /// A page leaves whose bytes the slot has already, here or below: the pool may take a copy. The slot stays the caller's meanwhile.
+    pub fn offer(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) {
+        let (Some((worth, tag)), Some(entry)) = (self.tagged(slot), self.entry(slot.number())) else { return };
+        let is_here = self.with(|state| {
+            worth.leave(tag);
+            let place = entry.word.place();
+            if let Some(Place::Chunk { .. }) = place
+                && self.links(slot.number() as u32).listed
+            {
+                // It was used since it came.
+                self.unlist(state, slot.number() as u32);
+                self.list(state, slot.number() as u32);
+            }
+            // While an older page of the slot is copied below, who knows what is there.
+            place.is_some() || entry.word.is_copied()
+        });
+        if is_here {
+            return;
+        }
+        let repeated = codec::repeated(page);
+        let packed = if repeated.is_some() { None } else { self.pack(slot, page, encoder, small) };
+        if repeated.is_none() && packed.is_none() {
+            if self.allowed.load(Ordering::Relaxed) > 0 {
+                tag.set_noise();
+            }
+            return;
+        }
+        self.with(|state| {
+            // The slot is the caller's, so nobody has put a page there since.
+            debug_assert!(entry.word.place().is_none(), "slot {slot:?} has got a page");
+            state.end = state.end.max(slot.number() + 1);
+            tag.set_below();
+            match (repeated, packed) {
+                (Some(word), _) => self.put_repeated(slot.number(), entry, word),
+                (None, Some(len)) => _ = self.put_chunk(state, slot.number(), entry, &small[..len]),
+                (None, None) => {}
+            }
+        });
+    }
+
+    /// Puts a page of one word in.
+    fn put_repeated(&self, slot: u64, entry: &Entry, word: u64) {
+        entry.extra.store(word, Ordering::Relaxed);
+        self.put_in(slot, entry, Place::Repeated);
+        self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Puts a page in, as the newest. False: there is no room.
+    fn put_chunk(&self, state: &mut State, slot: u64, entry: &Entry, bytes: &[u8]) -> bool {
+        let len = bytes.len() + owner_of(bytes.len());
+        let mut at = self.take_chunk(state, len);
+        for _ in 0..DROPPED_A_PUT {
+            if at.is_some() || !self.drop_oldest(state) {
+                break;
+            }
+            at = self.take_chunk(state, len);
+        }
+        let Some(at) = at else {
+            state.pressed = true;
+            return false;
+        };
+        self.fill(at, slot, bytes);
+        self.list(state, slot as u32);
+        self.put_in(slot, entry, Place::Chunk { at, len: bytes.len() as u32 });
+        self.counters.compressed_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        true
     }
 
     /// Where the bytes of a chunk begin, behind its owner.

@@ -39,6 +39,10 @@ enum Op {
     Free { near: u64, count: u64 },
     Read { near: u64, count: u64 },
     Tend { queue: usize },
+    /// Pages leave whose slots have them.
+    Offer { near: u64, count: u64, queue: usize },
+    /// So many sixteenths are worth it from now on.
+    Worth { units: u64 },
     Reap { queue: usize, wait: bool },
 }
 
@@ -47,8 +51,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let free = (1..SLOTS, 1u64..128).prop_map(|(near, count)| Op::Free { near, count });
     let read = (1..SLOTS, 1u64..16).prop_map(|(near, count)| Op::Read { near, count });
     let tend = (0usize..2).prop_map(|queue| Op::Tend { queue });
+    let offer = (1..SLOTS, 1u64..64, 0usize..2).prop_map(|(near, count, queue)| Op::Offer { near, count, queue });
+    let worth = (0u64..15).prop_map(|units| Op::Worth { units });
     let reap = (0usize..2, any::<bool>()).prop_map(|(queue, wait)| Op::Reap { queue, wait });
-    prop::collection::vec(prop_oneof![5 => write, 2 => free, 3 => read, 3 => tend, 2 => reap], 1..200)
+    prop::collection::vec(prop_oneof![5 => write, 2 => free, 3 => read, 3 => tend, 2 => reap, 2 => offer, 1 => worth], 1..200)
 }
 
 /// What the engine knows about the slots' contents.
@@ -135,6 +141,18 @@ fn run(backend: &Compressed, ops: &[Op]) -> Model {
                     assert!(back.0 == page(*number, model.borrow().holds[number]).0, "slot {number} in a run");
                 }
             }
+            Op::Offer { near, count, queue } => {
+                let held = |number: &u64| model.borrow().holds.get(number).copied();
+                for number in (near..SLOTS).filter(|number| held(number).is_some()).take(count as usize) {
+                    queues[queue].offer(slot(number), &page(number, held(&number).unwrap_or(0)));
+                }
+            }
+            Op::Worth { units } => {
+                if let Some(worth) = &backend.pool.worth {
+                    worth.set_units(units);
+                    backend.allow_memory(2 << 20);
+                }
+            }
             Op::Tend { queue } => queues[queue].tend(&Unused(&model)),
             Op::Reap { queue, wait } => queues[queue].reap(wait, &mut |tag, result| model.borrow_mut().landed(tag, result)),
         }
@@ -185,6 +203,20 @@ proptest! {
         let pool = Compressed::open(kind, Some(SMALL), Some(ram(delayed.then_some(Time(20_000))))).unwrap();
         pool.allow_memory(allowed << 16);
         prop_assert_eq!(run(&pool, &ops).failed, 0);
+    }
+
+    #[test]
+    fn as_large_as_it_is_worth(delayed: bool, ops in ops()) {
+        let pool = Compressed::open(Compression::Auto, Some(SMALL), Some(ram(delayed.then_some(Time(20_000))))).unwrap();
+        prop_assert_eq!(run(&pool, &ops).failed, 0);
+    }
+
+    #[test]
+    fn as_large_as_it_is_worth_over_a_space_that_fails(seed: u64, ops in ops()) {
+        let rates = vec![(Kind::WriteError, 0.2), (Kind::Full, 0.1), (Kind::ShortWrite, 0.1), (Kind::Delay, 0.3)];
+        let config = FaultConfig { seed, rates, delay_time: Time(20_000), ..FaultConfig::default() };
+        let lower = AnyBackend::Faulty(Box::new(Faulty::new(ram(None), &config)));
+        run(&Compressed::open(Compression::Auto, Some(SMALL), Some(lower)).unwrap(), &ops);
     }
 
     #[test]
@@ -265,6 +297,44 @@ fn memory_goes_back_when_less_is_allowed_while_pages_come() {
         pool.read(slot(number), &mut back).unwrap();
         assert!(back.0 == half(number).0, "slot {number}");
     }
+}
+
+#[test]
+fn what_is_below_too_goes_without_a_write() {
+    let pool = Compressed::open(Compression::Auto, Some(SMALL), Some(ram(None))).unwrap();
+    let mut queue = pool.queue(4).unwrap();
+    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
+    let load = |counter: &core::sync::atomic::AtomicU64| counter.load(core::sync::atomic::Ordering::Relaxed);
+    let pages: Vec<PageBuf> = (1..513).map(half).collect();
+    // Worth nothing at first: all go below.
+    for first in (0..512).step_by(32) {
+        // SAFETY: the pages live until the completions are reaped below.
+        unsafe { queue.start_write(slot(1 + first as u64), pages[first..].as_ptr(), 32, 1) }.unwrap();
+        queue.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
+    }
+    assert_eq!((load(&pool.counters().pages), pool.bytes().1), (0, 0));
+    pool.pool.worth.as_ref().unwrap().set_units(12);
+    pool.allow_memory(2 << 20);
+    let offer = |queue: &mut CompressedQueue| (1..513).for_each(|n| queue.offer(slot(n), &half(n)));
+    offer(&mut queue);
+    assert!(load(&pool.counters().pages) >= 500, "{:?}", pool.counters());
+    // What is fetched is dropped; and what is offered once more is there already, or comes back.
+    let mut back = PageBuf::ZERO;
+    (1..257).for_each(|n| pool.read(slot(n), &mut back).unwrap());
+    queue.tend(&NoneFree);
+    assert!((200..=257).contains(&load(&pool.counters().pages)), "{:?}", pool.counters());
+    offer(&mut queue);
+    // Worth nothing again.
+    pool.pool.worth.as_ref().unwrap().set_units(0);
+    pool.allow_memory(2 << 20);
+    queue.tend(&NoneFree);
+    assert_eq!((load(&pool.counters().pages), load(&pool.counters().moved), queue.copies_under_way()), (0, 0, 0));
+    for n in 1..513 {
+        pool.read(slot(n), &mut back).unwrap();
+        assert!(back.0 == half(n).0, "slot {n}");
+    }
+    drop(queue);
+    pool.pool.assert_valid();
 }
 
 #[test]

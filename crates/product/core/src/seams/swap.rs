@@ -191,6 +191,12 @@ pub trait WriteQueue: Send {
     fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// Writes in flight.
     fn in_flight(&self) -> u32;
+    /// Whether the space wants to know of pages that leave although their slots have them ([`WriteQueue::offer`]).
+    fn takes_clean(&self) -> bool {
+        false
+    }
+    /// The page of a slot leaves; the slot has its bytes, and is the caller's until this returns. A space may keep a copy where it can be read sooner.
+    fn offer(&mut self, _slot: Slot, _page: &PageBuf) {}
     /// Work that the space does on the side, once a batch.
     fn tend(&mut self, _free: &dyn FreeSlots) {}
 }

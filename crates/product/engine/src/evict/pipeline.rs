@@ -367,6 +367,7 @@ impl<'e, W: World> Evictor<'e, W> {
         if count == 0 {
             return 0;
         }
+        let offered = self.offer_clean();
         if engine.kernel.current_thread() != self.thread {
             engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
@@ -393,7 +394,10 @@ impl<'e, W: World> Evictor<'e, W> {
             self.tell_evicted();
         }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
-        engine.give_evicted(self.core, count as u64, (count - clean) as u64);
+        engine.give_evicted(self.core, count as u64 - offered, (count - clean) as u64);
+        if offered > 0 {
+            engine.give_withheld(self.core, offered);
+        }
         engine.stats.add(self.core, Count::Evicted, count as u64);
         engine.stats.add(self.core, Count::EvictedClean, clean as u64);
         engine.stats.add(self.core, Count::Batches, 1);
@@ -489,6 +493,27 @@ impl<'e, W: World> Evictor<'e, W> {
                 engine.put_back(&victim);
             }
         }
+    }
+
+    /// Offers the swap space the clean victims while they are ours: their slots can become nobody else's meanwhile. Returns how many frames are withheld until the space
+    /// has been counted ([`Engine::give_withheld`]).
+    fn offer_clean(&mut self) -> u64 {
+        let engine = self.engine;
+        let own_slot = |victim: &Victim| victim.slot.filter(|slot| !victim.dirty && !slot.is_of_file());
+        let clean = if self.queue.takes_clean() { self.victims.iter().filter_map(own_slot).count() as u64 } else { 0 };
+        if clean == 0 {
+            return 0;
+        }
+        engine.withhold(clean);
+        for (&stage, victim) in self.places.iter().zip(&self.victims) {
+            let Some(slot) = own_slot(victim) else { continue };
+            let bytes = engine.evictors.stages.bytes(stage);
+            // Who kept other bytes than the slot has would hide that a change was lost.
+            if engine.slots.sum(slot) == Engine::<W>::checksum(slot, bytes) {
+                self.queue.offer(slot, bytes);
+            }
+        }
+        clean
     }
 
     /// Starts the writes of the first `dirty` victims.

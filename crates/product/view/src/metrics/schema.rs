@@ -169,6 +169,7 @@ mod tests {
         fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken \
         family/own_limit_bytes family/processes family/memory_bytes spaces/capacity_bytes spaces/used_bytes spaces/encrypted \
         spaces/drained_percent spaces/copies/stale_pages pool/capacity_bytes pool/used_bytes pool/pages pool/repeated_pages pool/compressed_bytes \
+        pool/chosen_bytes pool/page_ns pool/behind_page_ns \
         kinds/managed_bytes kinds/farshore_bytes kinds/locked_bytes kinds/huge_bytes kinds/shared_bytes kinds/file_bytes \
         kinds/executable_bytes kinds/stack_bytes kinds/static_bytes kinds/other_bytes thrashing/times thrashing/waited_percent \
         autopilot/target_ppm autopilot/measured_ppm autopilot/limit_bytes autopilot/least_bytes autopilot/most_bytes autopilot/decides \

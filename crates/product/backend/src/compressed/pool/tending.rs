@@ -8,6 +8,9 @@ use farshore_core::pooled::{CopyEnd, Place};
 use farshore_core::seams::{FreeSlots, PageBuf};
 use farshore_core::word::Slot;
 
+/// Groups of 64 slots that are looked through for pages that nobody needs, once a batch.
+const GROUPS_A_LOOK: u64 = 128;
+
 impl Pool {
     /// Looks at the next `extents` extents, and takes out pages of slots that are free. Returns whether the oldest pages should
     /// go to the tier below then.
@@ -30,9 +33,38 @@ impl Pool {
                     }
                 }
             }
+            if let Some(worth) = &self.worth {
+                self.drop_needless(state, words);
+                worth.decide();
+                self.allowed.store(worth.bytes(), Ordering::Relaxed);
+            }
             self.empty_some(state);
             self.has_lower && self.is_full(state, 15)
         })
+    }
+
+    /// Looks at the next [`GROUPS_A_LOOK`] groups of slots for pages that have come and that the tier below has, and takes them out.
+    fn drop_needless(&self, state: &mut State, words: u64) {
+        for _ in 0..words.min(GROUPS_A_LOOK) {
+            let word = if state.needless >= words { 0 } else { state.needless };
+            state.needless = word + 1;
+            let mut present = self.present(word).load(Ordering::Relaxed);
+            while present != 0 {
+                let number = word * 64 + u64::from(present.trailing_zeros());
+                present &= present - 1;
+                let needless = Slot::new(number).and_then(|slot| self.tagged(slot)).is_some_and(|(_, tag)| tag.is_needless());
+                if let Some(entry) = self.entry(number).filter(|_| needless) {
+                    let _ = self.drop_page(state, number, entry);
+                }
+            }
+        }
+    }
+
+    /// Takes out the oldest page if the tier below has it. False: it has not, or a thread reads it.
+    pub(super) fn drop_oldest(&self, state: &mut State) -> bool {
+        let slot = u64::from(state.oldest);
+        let is_below = Slot::new(slot).and_then(|slot| self.tagged(slot)).is_some_and(|(_, tag)| tag.is_below());
+        self.entry(slot).filter(|_| is_below).is_some_and(|entry| self.drop_page(state, slot, entry))
     }
 
     /// Whether more than this many sixteenths of the allowed memory are in use (copies under way count as done), or a page had no
@@ -55,6 +87,11 @@ impl Pool {
                 let entry = self.entry(u64::from(slot)).filter(|_| slot != NOBODY)?;
                 if Slot::new(u64::from(slot)).is_some_and(|slot| free.is_free(slot)) {
                     if !self.drop_page(state, u64::from(slot), entry) {
+                        return None;
+                    }
+                } else if self.drop_oldest(state) {
+                    // Nothing needs to be copied: the tier below has it. More may follow, for as long as the pool is full.
+                    if !self.is_full(state, 14) {
                         return None;
                     }
                 } else if self.begin_copy(state, slot, entry) {
