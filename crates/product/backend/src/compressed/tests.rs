@@ -35,15 +35,36 @@ fn page(number: u64, version: u64) -> PageBuf {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { near: u64, count: u64, queue: usize },
-    Free { near: u64, count: u64 },
-    Read { near: u64, count: u64 },
-    Tend { queue: usize },
+    Write {
+        near: u64,
+        count: u64,
+        queue: usize,
+    },
+    Free {
+        near: u64,
+        count: u64,
+    },
+    Read {
+        near: u64,
+        count: u64,
+    },
+    Tend {
+        queue: usize,
+    },
     /// Pages leave whose slots have them.
-    Offer { near: u64, count: u64, queue: usize },
+    Offer {
+        near: u64,
+        count: u64,
+        queue: usize,
+    },
     /// So many sixteenths are worth it from now on.
-    Worth { units: u64 },
-    Reap { queue: usize, wait: bool },
+    Worth {
+        units: u64,
+    },
+    Reap {
+        queue: usize,
+        wait: bool,
+    },
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
