@@ -222,7 +222,7 @@ impl Worth {
         let number = self.left.load(Ordering::Relaxed) + 1;
         let pages = self.class_pages();
         let class = &self.away[(number / pages) as usize % CLASSES];
-        if number % pages == 0 {
+        if number.is_multiple_of(pages) {
             // Those that were counted here before are too old to count.
             class.store(0, Ordering::Relaxed);
         }
