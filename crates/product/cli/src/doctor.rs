@@ -75,11 +75,9 @@ pub fn doctor(arguments: &DoctorArgs) -> Result<u8, Refusal> {
 
 fn specs(arguments: &DoctorArgs) -> Result<Vec<SwapSpec>, Refusal> {
     let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
-    if arguments.swap.is_empty() {
-        return Ok(vec![farshore_config::default_swap().map_err(wrong)?]);
-    }
     arguments.swap.iter().try_for_each(SwapSpec::check_supported).map_err(wrong)?;
-    Ok(arguments.swap.clone())
+    let asked = (!arguments.swap.is_empty()).then(|| arguments.swap.clone());
+    farshore_config::with_default(asked).map_err(wrong)
 }
 
 fn find_library() -> Finding {

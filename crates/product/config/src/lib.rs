@@ -46,5 +46,5 @@ pub use options::{
 pub use plain::{plain, plain_json, plain_lines};
 pub use size::Size;
 pub use slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
-pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};
+pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap, with_default};
 pub use time::Time;

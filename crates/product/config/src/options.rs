@@ -6,7 +6,7 @@ use crate::named::Named;
 use crate::pace::{Knob, OrAuto};
 use crate::size::Size;
 use crate::slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
-use crate::swap::{SwapSpec, default_swap};
+use crate::swap::{SwapSpec, with_default};
 use crate::text::serde_as_text;
 use crate::time::Time;
 use farshore_core::canary::{Canary, is_planted};
@@ -517,7 +517,7 @@ impl Partial {
     /// may change its directory before it ends.
     ///
     /// # Errors
-    /// When `memory` is not set, and as [`Options::validate`] and [`default_swap`].
+    /// When `memory` is not set, and as [`Options::validate`] and [`with_default`].
     pub fn finish(self) -> Result<Options, ConfigError> {
         let hint = "say how much local memory the program gets, such as --memory 256M, or --slowdown 5% to have that chosen";
         let missing = ConfigError::Missing { option: "--memory", hint };
@@ -552,12 +552,7 @@ impl Partial {
         }
         let mut options = Options::new(memory, SwapSpec::Dir(PathBuf::new()));
         (options.slowdown, options.memory_min, options.budget) = (self.slowdown, self.memory_min, self.budget);
-        options.swap = match self.swap {
-            // It decides how much of the limit is worth more as compressed pages than as plain ones: what is left goes to the disk.
-            Some(swap) if swap.len() == 1 && swap[0].is_adaptive() => vec![swap[0].clone(), default_swap()?],
-            Some(swap) => swap,
-            None => vec![default_swap()?],
-        };
+        options.swap = with_default(self.swap)?;
         options.fault = self.fault.unwrap_or(options.fault);
         options.policy = self.policy.unwrap_or(options.policy);
         options.prefetch = self.prefetch.unwrap_or(options.prefetch);

@@ -136,6 +136,22 @@ pub fn default_swap() -> Result<SwapSpec, ConfigError> {
     }
 }
 
+/// The swap spaces of a run for which these were asked. `ram:auto` alone is before the default: what it finds worth more as plain pages goes to the disk.
+///
+/// # Errors
+/// As [`default_swap`].
+pub fn with_default(asked: Option<Vec<SwapSpec>>) -> Result<Vec<SwapSpec>, ConfigError> {
+    match asked {
+        Some(mut swap) => {
+            if swap.len() == 1 && swap[0].is_adaptive() {
+                swap.push(default_swap()?);
+            }
+            Ok(swap)
+        }
+        None => Ok(vec![default_swap()?]),
+    }
+}
+
 impl fmt::Display for SwapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sized = |f: &mut fmt::Formatter<'_>, size: &Option<Size>| match size {
@@ -204,8 +220,8 @@ fn path_of(value: &str, path: &str) -> Result<PathBuf, ConfigError> {
 
 /// The copies of a space that is kept several times: what follows `mirror:`. A comma belongs to the copy before it, unless the name of a kind follows.
 fn copies_of(value: &str, rest: &str) -> Result<Vec<SwapSpec>, ConfigError> {
-    const KINDS: [&str; 11] =
-        ["dir:", "file:", "dev:", "ram", "delay:", "nbd:", "nbd+unix:", "mirror:", "nbds", "redis://", "rediss://"];
+    const KINDS: [&str; 12] =
+        ["auto", "dir:", "file:", "dev:", "ram", "delay:", "nbd:", "nbd+unix:", "mirror:", "nbds", "redis://", "rediss://"];
     let wrong = |why: &str| ConfigError::value("swap space", value, format!("{why}; write mirror:(A,B) or mirror:(A,B,C)"));
     let inside = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     let inside = inside.ok_or_else(|| wrong("its copies belong in parentheses"))?;
@@ -392,7 +408,7 @@ mod tests {
             assert_eq!(
                 error,
                 format!(
-                    "swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd://, mirror: or delay:"
+                    "swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, ram:auto, nbd://, mirror: or delay:"
                 )
             );
         }

@@ -19,7 +19,7 @@
 //! # Memory
 //!
 //! The pool counts as memory of the program: the engine takes it from the limit ([`Backend::own_memory`]). Entries of slots (16
-//! bytes for each slot that was used) do not count.
+//! bytes for each slot that was used, and 4 for a pool that finds its size) do not count.
 //!
 //! # Copies of freed pages
 //!

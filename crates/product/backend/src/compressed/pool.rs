@@ -106,6 +106,26 @@ pub enum Put {
     Full,
 }
 
+/// What has become of a page that was to be compressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Packed {
+    /// It has so many bytes.
+    Small(usize),
+    /// It does not become smaller.
+    Large,
+    /// Nobody has tried, or not to keep it.
+    Untried,
+}
+
+impl Packed {
+    fn len(self) -> Option<usize> {
+        match self {
+            Packed::Small(len) => Some(len),
+            Packed::Large | Packed::Untried => None,
+        }
+    }
+}
+
 /// Compressed pages.
 #[derive(Debug)]
 pub struct Pool {
@@ -145,23 +165,27 @@ impl Pool {
         let memory = Reserved::new(bytes)?;
         let fewest = (SLOTS_A_PAGE * bytes / PAGE_SIZE as u64).max(EXTENT_SLOTS as u64).min(SLOTS_MAX);
         let mut slots = slots.unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
-        let index = loop {
-            match Reserved::new(slots * size_of::<Entry>() as u64) {
-                Ok(index) => break index,
+        let is_adaptive = matches!(kind, Compression::Auto);
+        let tables = |slots: u64| {
+            let tags = if is_adaptive { slots * size_of::<Tag>() as u64 } else { 1 };
+            Ok((Reserved::new(slots * size_of::<Entry>() as u64)?, Reserved::new(tags)?, Reserved::new(slots.div_ceil(64) * 8)?))
+        };
+        let (index, tags, present) = loop {
+            match tables(slots) {
+                Ok(tables) => break tables,
                 // There is a limit of the address space: pages of further slots are written past the pool.
                 Err(_) if slots / 2 >= fewest => slots /= 2,
                 Err(errno) => return Err(errno),
             }
         };
         let chunks = Chunks::new(memory.base(), bytes as usize)?;
-        let worth = matches!(kind, Compression::Auto).then(|| Worth::new(bytes));
-        let tags = Reserved::new(if worth.is_some() { slots * size_of::<Tag>() as u64 } else { 1 })?;
+        let worth = is_adaptive.then(|| Worth::new(bytes));
         Ok(Pool {
             decoder: Decoder::new(kind),
             kind,
             memory,
             index,
-            present: Reserved::new(slots.div_ceil(64) * 8)?,
+            present,
             slots: slots / EXTENT_SLOTS as u64 * EXTENT_SLOTS as u64,
             bytes,
             allowed: AtomicU64::new(if worth.is_some() { 0 } else { bytes }),
@@ -265,13 +289,23 @@ impl Pool {
         })
     }
 
-    /// Reads a page. `None`: it is not in the pool. `Some(false)`: it cannot be decompressed. For any thread; takes no
+    /// Fetches a page. `None`: it is not in the pool. `Some(false)`: it cannot be decompressed. For any thread; takes no
     /// lock.
     pub fn read(&self, slot: Slot, into: &mut PageBuf) -> Option<bool> {
+        let Some((worth, tag)) = self.tagged(slot) else { return Some(self.unpack(slot, into)?.1) };
+        let began = sleep::now_ns();
+        let (place, whole) = self.unpack(slot, into)?;
+        worth.come(tag);
+        if matches!(place, Place::Chunk { .. }) {
+            worth.note_unpacked(sleep::now_ns().saturating_sub(began));
+        }
+        Some(whole)
+    }
+
+    /// Where a page is, and whether it could be decompressed, without fetching it.
+    fn unpack(&self, slot: Slot, into: &mut PageBuf) -> Option<(Place, bool)> {
         let entry = self.entry(slot.number())?;
         let place = entry.word.pin()?;
-        let tagged = self.tagged(slot);
-        let began = tagged.map_or(0, |_| sleep::now_ns());
         let whole = match place {
             Place::Repeated => {
                 codec::repeat(entry.extra.load(Ordering::Relaxed), into);
@@ -289,13 +323,7 @@ impl Pool {
             }
         };
         entry.word.unpin();
-        if let Some((worth, tag)) = tagged {
-            worth.come(tag);
-            if matches!(place, Place::Chunk { .. }) {
-                worth.note_unpacked(sleep::now_ns().saturating_sub(began));
-            }
-        }
-        Some(whole)
+        Some((place, whole))
     }
 
     /// Whether a page is here, at this moment. A page that is not here does not come back.
@@ -313,7 +341,8 @@ impl Pool {
     pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };
         let repeated = codec::repeated(page);
-        let compressed = if repeated.is_some() { None } else { self.pack(slot, page, encoder, small) };
+        let packed = if repeated.is_some() { Packed::Untried } else { self.pack(slot, page, false, encoder, small) };
+        let compressed = packed.len();
         loop {
             let put = self.with(|state| {
                 if !self.drop_page(state, slot.number(), entry) {
@@ -349,17 +378,26 @@ impl Pool {
         }
     }
 
-    /// Compresses a page, if its memory may be worth it. (One in [`TRY_ONE_IN`] is tried whatever is known, since data change.)
-    fn pack(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Option<usize> {
-        let Some((worth, tag)) = self.tagged(slot) else { return encoder.encode(page, small) };
-        let is_of_use = self.allowed.load(Ordering::Relaxed) > 0 && !tag.is_noise();
+    /// Compresses a page, if its memory may be worth it. `noise`: this page did not become smaller before. (Where nothing may be in the pool, one page in [`TRY_ONE_IN`] is
+    /// tried, to know what it would be.)
+    fn pack(&self, slot: Slot, page: &PageBuf, noise: bool, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Packed {
+        let Some((worth, _)) = self.tagged(slot) else { return encoder.encode(page, small).map_or(Packed::Large, Packed::Small) };
+        if noise {
+            worth.note_noise();
+            return Packed::Untried;
+        }
+        let is_of_use = self.allowed.load(Ordering::Relaxed) > 0;
         if !is_of_use && !encoder.is_turn(TRY_ONE_IN) {
-            return None;
+            return Packed::Untried;
         }
         let began = sleep::now_ns();
         let packed = encoder.encode(page, small);
         worth.note_packed(packed, sleep::now_ns().saturating_sub(began));
-        packed.filter(|_| self.allowed.load(Ordering::Relaxed) > 0)
+        match packed {
+            None => Packed::Large,
+            Some(len) if is_of_use => Packed::Small(len),
+            Some(_) => Packed::Untried,
+        }
     }
 
     /// A page leaves whose bytes the slot has already, here or below: the pool may take a copy. The slot stays the caller's meanwhile.
@@ -382,11 +420,11 @@ impl Pool {
             return;
         }
         let repeated = codec::repeated(page);
-        let packed = if repeated.is_some() { None } else { self.pack(slot, page, encoder, small) };
-        if repeated.is_none() && packed.is_none() {
-            if self.allowed.load(Ordering::Relaxed) > 0 {
-                tag.set_noise();
-            }
+        let packed = if repeated.is_some() { Packed::Untried } else { self.pack(slot, page, tag.is_noise(), encoder, small) };
+        if matches!(packed, Packed::Large) {
+            tag.set_noise();
+        }
+        if repeated.is_none() && packed.len().is_none() {
             return;
         }
         self.with(|state| {
@@ -394,7 +432,7 @@ impl Pool {
             debug_assert!(entry.word.place().is_none(), "slot {slot:?} has got a page");
             state.end = state.end.max(slot.number() + 1);
             tag.set_below();
-            match (repeated, packed) {
+            match (repeated, packed.len()) {
                 (Some(word), _) => self.put_repeated(slot.number(), entry, word),
                 (None, Some(len)) => _ = self.put_chunk(state, slot.number(), entry, &small[..len]),
                 (None, None) => {}
@@ -414,7 +452,9 @@ impl Pool {
         let len = bytes.len() + owner_of(bytes.len());
         let mut at = self.take_chunk(state, len);
         for _ in 0..DROPPED_A_PUT {
-            if at.is_some() || !self.drop_oldest(state) {
+            // While more is used than may be, none is to be had: spans must be empty first.
+            let is_over = state.chunks.touched() > self.allowed.load(Ordering::Relaxed);
+            if at.is_some() || is_over || !self.drop_oldest(state) {
                 break;
             }
             at = self.take_chunk(state, len);

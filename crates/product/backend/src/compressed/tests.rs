@@ -348,7 +348,7 @@ fn what_is_below_too_goes_without_a_write() {
     // Worth nothing again.
     pool.pool.worth.as_ref().unwrap().set_units(0);
     pool.allow_memory(2 << 20);
-    queue.tend(&NoneFree);
+    (0..4).for_each(|_| queue.tend(&NoneFree));
     assert_eq!((load(&pool.counters().pages), load(&pool.counters().moved), queue.copies_under_way()), (0, 0, 0));
     for n in 1..513 {
         pool.read(slot(n), &mut back).unwrap();
@@ -356,6 +356,105 @@ fn what_is_below_too_goes_without_a_write() {
     }
     drop(queue);
     pool.pool.assert_valid();
+}
+
+/// Writes pages side by side, and waits.
+fn written(queue: &mut CompressedQueue, first: u64, pages: &[PageBuf]) {
+    // SAFETY: the pages live until the completion is reaped below.
+    unsafe { queue.start_write(slot(first), pages.as_ptr(), pages.len() as u32, 1) }.unwrap();
+    let mut done = 0;
+    while done == 0 {
+        queue.reap(true, &mut |_, result| {
+            assert_eq!(result, Ok(()));
+            done += 1;
+        });
+    }
+}
+
+/// A pool that is worth so many units of 2 MiB.
+fn worth(units: u64) -> (Compressed, CompressedQueue) {
+    let pool = Compressed::open(Compression::Auto, Some(SMALL), Some(ram(None))).unwrap();
+    let queue = pool.queue(4).unwrap();
+    set_worth(&pool, units);
+    (pool, queue)
+}
+
+fn set_worth(pool: &Compressed, units: u64) {
+    pool.pool.worth.as_ref().unwrap().set_units(units);
+    pool.allow_memory(2 << 20);
+}
+
+/// A page that shrinks to a half or less.
+fn half(number: u64) -> PageBuf {
+    page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5)
+}
+
+fn count(counter: &core::sync::atomic::AtomicU64) -> u64 {
+    counter.load(core::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn a_copy_to_the_tier_below_is_no_fetch() {
+    let (pool, mut queue) = worth(4);
+    for first in (1..1025).step_by(32) {
+        written(&mut queue, first, &(first..first + 32).map(half).collect::<Vec<_>>());
+        queue.tend(&NoneFree);
+    }
+    let fetches = || pool.pool.worth.as_ref().unwrap().fetches();
+    assert!(count(&pool.counters().moved) > 0 && fetches() == 0, "{:?}, {} fetches", pool.counters(), fetches());
+    pool.read(slot(1), &mut PageBuf([0; 4096])).unwrap();
+    assert_eq!(fetches(), 1);
+}
+
+#[test]
+fn what_is_below_too_is_not_written_there_again() {
+    let (pool, mut queue) = worth(0);
+    let pages: Vec<PageBuf> = (1..33).map(half).collect();
+    written(&mut queue, 1, &pages);
+    set_worth(&pool, 14);
+    // Every other page of these is below too; the others are nowhere else.
+    (2..33).step_by(2).for_each(|n| queue.offer(slot(n), &half(n)));
+    (1..33).step_by(2).for_each(|n| written(&mut queue, n, core::slice::from_ref(&pages[n as usize - 1])));
+    assert_eq!(count(&pool.counters().pages), 32);
+    set_worth(&pool, 0);
+    for _ in 0..40 {
+        queue.tend(&NoneFree);
+        while queue.in_flight() > 0 {
+            queue.reap(true, &mut |_, _| {});
+        }
+    }
+    assert_eq!((count(&pool.counters().pages), count(&pool.counters().moved)), (0, 16), "{:?}", pool.counters());
+}
+
+#[test]
+fn a_page_without_room_and_a_smaller_pool_take_few_others_away() {
+    let (pool, mut queue) = worth(0);
+    let pages: Vec<PageBuf> = (1..1025).map(half).collect();
+    (1..1025).step_by(128).for_each(|first| written(&mut queue, first, &pages[first as usize - 1..first as usize + 127]));
+    set_worth(&pool, 8);
+    (1..1025).for_each(|n| queue.offer(slot(n), &half(n)));
+    // So full that there is no room for some.
+    let before = count(&pool.counters().pages);
+    assert!((400..1000).contains(&before), "{:?}", pool.counters());
+    (0..10).for_each(|_| queue.tend(&NoneFree));
+    let after = count(&pool.counters().pages);
+    assert!(after >= before * 3 / 4, "{after} of {before} pages are left");
+    // An eighth less.
+    set_worth(&pool, 7);
+    (0..50).for_each(|_| queue.tend(&NoneFree));
+    let (_, used) = pool.bytes();
+    assert!(used <= 7 << 17, "{used} bytes are used");
+    assert!(count(&pool.counters().pages) >= before * 5 / 8, "{} of {before} pages are left", count(&pool.counters().pages));
+}
+
+#[test]
+fn what_was_noise_says_nothing_of_the_next_page() {
+    let (pool, mut queue) = worth(14);
+    let noise = page(7, 0);
+    queue.offer(slot(5), &noise);
+    assert_eq!(count(&pool.counters().pages), 0);
+    written(&mut queue, 5, &[half(5)]);
+    assert_eq!(count(&pool.counters().pages), 1, "{:?}", pool.counters());
 }
 
 #[test]

@@ -77,6 +77,11 @@ impl Victim {
     pub(super) fn new(page: Page, was: Word) -> Victim {
         Victim { page, was, dirty: was.slot().is_none(), slot: was.slot() }
     }
+
+    /// The slot of a clean page, unless that is a page of a mapped file.
+    fn own_slot(&self) -> Option<Slot> {
+        self.slot.filter(|slot| !self.dirty && !slot.is_of_file())
+    }
 }
 
 /// The outcome of a step.
@@ -367,7 +372,7 @@ impl<'e, W: World> Evictor<'e, W> {
         if count == 0 {
             return 0;
         }
-        let offered = self.offer_clean();
+        let offered = self.expect_offers();
         if engine.kernel.current_thread() != self.thread {
             engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
@@ -380,6 +385,13 @@ impl<'e, W: World> Evictor<'e, W> {
             (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
         }));
         for (&stage, victim) in self.places.iter().zip(&self.victims) {
+            if let Some(slot) = victim.own_slot().filter(|_| offered > 0) {
+                let bytes = engine.evictors.stages.bytes(stage);
+                // While the page is ours, so that its slot can become nobody else's; dirty ones, which come first, are let go by now. Who kept other bytes than the slot has would hide that a change was lost.
+                if engine.slots.sum(slot) == Engine::<W>::checksum(slot, bytes) {
+                    self.queue.offer(slot, bytes);
+                }
+            }
             engine.evictors.stages.hold(stage, victim.page, victim.slot);
             if let (true, Some(slot)) = (victim.dirty, victim.slot) {
                 engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
@@ -495,25 +507,15 @@ impl<'e, W: World> Evictor<'e, W> {
         }
     }
 
-    /// Offers the swap space the clean victims while they are ours: their slots can become nobody else's meanwhile. Returns how many frames are withheld until the space
-    /// has been counted ([`Engine::give_withheld`]).
-    fn offer_clean(&mut self) -> u64 {
-        let engine = self.engine;
-        let own_slot = |victim: &Victim| victim.slot.filter(|slot| !victim.dirty && !slot.is_of_file());
-        let clean = if self.queue.takes_clean() { self.victims.iter().filter_map(own_slot).count() as u64 } else { 0 };
-        if clean == 0 {
-            return 0;
+    /// How many of the victims the swap space will be offered although their slots have them. As many frames are withheld until the space was counted
+    /// ([`Engine::give_withheld`]).
+    fn expect_offers(&self) -> u64 {
+        let clean = || self.victims.iter().filter_map(Victim::own_slot).count() as u64;
+        let offered = if self.queue.takes_clean() { clean() } else { 0 };
+        if offered > 0 {
+            self.engine.withhold(offered);
         }
-        engine.withhold(clean);
-        for (&stage, victim) in self.places.iter().zip(&self.victims) {
-            let Some(slot) = own_slot(victim) else { continue };
-            let bytes = engine.evictors.stages.bytes(stage);
-            // Who kept other bytes than the slot has would hide that a change was lost.
-            if engine.slots.sum(slot) == Engine::<W>::checksum(slot, bytes) {
-                self.queue.offer(slot, bytes);
-            }
-        }
-        clean
+        offered
     }
 
     /// Starts the writes of the first `dirty` victims.

@@ -10,6 +10,8 @@ use farshore_core::word::Slot;
 
 /// Groups of 64 slots that are looked through for pages that nobody needs, once a batch.
 const GROUPS_A_LOOK: u64 = 128;
+/// Pages that the tier below has too, and that are dropped at a time.
+const DROPPED_A_LOOK: u32 = 512;
 
 impl Pool {
     /// Looks at the next `extents` extents, and takes out pages of slots that are free. Returns whether the oldest pages should
@@ -53,26 +55,41 @@ impl Pool {
                 let number = word * 64 + u64::from(present.trailing_zeros());
                 present &= present - 1;
                 let needless = Slot::new(number).and_then(|slot| self.tagged(slot)).is_some_and(|(_, tag)| tag.is_needless());
-                if let Some(entry) = self.entry(number).filter(|_| needless) {
-                    let _ = self.drop_page(state, number, entry);
+                if needless {
+                    let _ = self.drop_below(state, number);
                 }
             }
         }
     }
 
+    /// Whether the tier below has the page that is here. It is never copied there.
+    fn is_below(&self, slot: u64) -> bool {
+        Slot::new(slot).and_then(|slot| self.tagged(slot)).is_some_and(|(_, tag)| tag.is_below())
+    }
+
+    /// Takes out a page that the tier below has, if that tier works and no thread reads the page.
+    fn drop_below(&self, state: &mut State, slot: u64) -> bool {
+        let may = self.is_below(slot) && !self.lower_fails.load(Ordering::Relaxed);
+        let quiet = |entry: &&Entry| may && !entry.word.is_copied();
+        self.entry(slot).filter(quiet).is_some_and(|entry| self.drop_page(state, slot, entry))
+    }
+
     /// Takes out the oldest page if the tier below has it. False: it has not, or a thread reads it.
     pub(super) fn drop_oldest(&self, state: &mut State) -> bool {
-        let slot = u64::from(state.oldest);
-        let is_below = Slot::new(slot).and_then(|slot| self.tagged(slot)).is_some_and(|(_, tag)| tag.is_below());
-        self.entry(slot).filter(|_| is_below).is_some_and(|entry| self.drop_page(state, slot, entry))
+        self.drop_below(state, u64::from(state.oldest))
     }
 
     /// Whether more than this many sixteenths of the allowed memory are in use (copies under way count as done), or a page had no
     /// room, or the pool may use less than it does.
     fn is_full(&self, state: &State, sixteenths: u64) -> bool {
         let allowed = self.allowed.load(Ordering::Relaxed);
+        state.pressed || state.chunks.touched() > allowed || self.is_over(state, sixteenths)
+    }
+
+    /// Whether pages alone take more than this many sixteenths.
+    fn is_over(&self, state: &State, sixteenths: u64) -> bool {
         let stays = state.chunks.held().saturating_sub(state.copying);
-        state.pressed || state.chunks.touched() > allowed || stays > allowed / 16 * sixteenths
+        stays > self.allowed.load(Ordering::Relaxed) / 16 * sixteenths
     }
 
     /// Begins to copy the oldest page and those that follow it, side by side, at most `pages.len()`. Returns the first slot, and
@@ -82,6 +99,7 @@ impl Pool {
             if !self.is_full(state, 14) {
                 return None;
             }
+            let mut dropped = 0;
             let first = loop {
                 let slot = state.oldest;
                 let entry = self.entry(u64::from(slot)).filter(|_| slot != NOBODY)?;
@@ -89,11 +107,18 @@ impl Pool {
                     if !self.drop_page(state, u64::from(slot), entry) {
                         return None;
                     }
-                } else if self.drop_oldest(state) {
-                    // Nothing needs to be copied: the tier below has it. More may follow, for as long as the pool is full.
-                    if !self.is_full(state, 14) {
+                } else if self.is_below(u64::from(slot)) {
+                    // Nothing needs to be copied. Where pages take less than they may, and chunks between them the rest, spans are emptied, by and by.
+                    if dropped == DROPPED_A_LOOK || !self.is_over(state, 14) {
                         return None;
                     }
+                    if !self.drop_oldest(state) {
+                        self.unlist(state, slot);
+                        self.list(state, slot);
+                        return None;
+                    }
+                    state.pressed = false;
+                    dropped += 1;
                 } else if self.begin_copy(state, slot, entry) {
                     break slot;
                 } else {
@@ -112,7 +137,9 @@ impl Pool {
                         && Links::decode(entry.extra.load(Ordering::Relaxed)).listed
                 };
                 let Some(entry) = self.entry(u64::from(slot)).filter(is_listed) else { break };
-                if Slot::new(u64::from(slot)).is_none_or(|slot| free.is_free(slot)) || !self.begin_copy(state, slot, entry) {
+                let is_free = Slot::new(u64::from(slot)).is_none_or(|slot| free.is_free(slot));
+                // What is below already is not written once more: if that failed, the page would be nowhere.
+                if is_free || self.is_below(u64::from(slot)) || !self.begin_copy(state, slot, entry) {
                     break;
                 }
                 count += 1;
@@ -123,7 +150,7 @@ impl Pool {
         let first = Slot::new(u64::from(first))?;
         for (slot, page) in (0..).map(|n| first.plus(n)).zip(pages).take(count as usize) {
             // A page that is gone, or was replaced by now, does not count as below when the copy ends.
-            let _ = self.read(slot, page);
+            let _ = self.unpack(slot, page);
         }
         Some((first, count))
     }

@@ -39,6 +39,8 @@ const FAULT_NS: f64 = 8_000.0;
 const BELOW_NS: f64 = 80_000.0;
 /// The same for a page's way into the pool and back.
 const POOL_NS: f64 = 4_000.0;
+/// By how many times one measurement may be above the mean.
+const OUTLIER: f64 = 8.0;
 /// Chunks are larger than what lies in them, and free ones lie between them (record 35).
 const CHUNK_WASTE: f64 = 1.1;
 /// Bits of a stamp.
@@ -108,6 +110,12 @@ struct Mean {
 }
 
 impl Mean {
+    /// Adds a sum of `count`. One that is far from all before counts less: a thread that did not run is no measurement, nor is a disk that stands still.
+    fn add_within(&self, sum: u64, count: u64, usual: f64) {
+        let most = OUTLIER * self.value().unwrap_or(usual) * count as f64;
+        self.add(sum.min(most as u64), count);
+    }
+
     fn add(&self, sum: u64, count: u64) {
         self.sum.fetch_add(sum, Ordering::Relaxed);
         self.count.fetch_add(count, Ordering::Relaxed);
@@ -149,8 +157,9 @@ pub(in crate::compressed) struct Worth {
     unit: AtomicU64,
     /// Pages that have left, ever.
     left: AtomicU64,
-    /// How many had left when it was decided last.
+    /// How many had left when it was decided last, and when the unit changed last.
     looked: AtomicU64,
+    since: AtomicU64,
     /// Pages of each age that are away.
     away: Box<[AtomicU32]>,
     /// Fetches from each depth.
@@ -173,6 +182,7 @@ impl Worth {
             unit: AtomicU64::new(UNIT_MIN),
             left: AtomicU64::new(0),
             looked: AtomicU64::new(0),
+            since: AtomicU64::new(0),
             away: zeros(CLASSES),
             came: zeros(DEPTHS),
             unpacking: Mean::default(),
@@ -191,8 +201,9 @@ impl Worth {
         self.given.store(bytes, Ordering::Relaxed);
         let (unit, before) = ((bytes / PAGE_SIZE as u64 / UNITS).max(UNIT_MIN), self.unit.load(Ordering::Relaxed));
         if unit.abs_diff(before) > before / 8 {
-            // Depths in the new unit: what was seen in the old one is forgotten.
+            // Depths in the new unit: what was seen in the old one is forgotten, and pages that left before are not counted.
             self.unit.store(unit, Ordering::Relaxed);
+            self.since.store(self.left.load(Ordering::Relaxed), Ordering::Relaxed);
             self.away.iter().chain(&self.came).for_each(|count| count.store(0, Ordering::Relaxed));
         }
     }
@@ -200,6 +211,12 @@ impl Worth {
     /// What the pool may use, bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.given.load(Ordering::Relaxed) / UNITS * self.units.load(Ordering::Relaxed)
+    }
+
+    /// Fetches that are counted now.
+    #[cfg(test)]
+    pub(in crate::compressed) fn fetches(&self) -> u64 {
+        self.came.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).sum()
     }
 
     #[cfg(test)]
@@ -228,26 +245,31 @@ impl Worth {
         }
         self.left.store(number, Ordering::Relaxed);
         class.fetch_add(1, Ordering::Relaxed);
-        if let Some(stamp) = tag.leave(number as u32 & ((1 << STAMP_BITS) - 1)) {
-            let _ = self.back(stamp);
+        if let Some(before) = tag.leave(number as u32 & ((1 << STAMP_BITS) - 1)).and_then(|stamp| self.number(stamp)) {
+            let _ = self.back(before);
         }
     }
 
     /// The page of this tag is fetched. For any thread.
     pub(super) fn come(&self, tag: &Tag) {
-        if let Some(stamp) = tag.come() {
-            let depth = self.back(stamp).map_or(DEPTHS - 1, |pages| (pages / self.unit.load(Ordering::Relaxed)) as usize);
+        if let Some(number) = tag.come().and_then(|stamp| self.number(stamp)) {
+            let depth = self.back(number).map_or(DEPTHS - 1, |pages| (pages / self.unit.load(Ordering::Relaxed)) as usize);
             self.came[depth.min(DEPTHS - 1)].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A page with this stamp is away no more. Its depth, if it was not too deep to be counted.
-    fn back(&self, stamp: u32) -> Option<u64> {
-        let (left, pages) = (self.left.load(Ordering::Relaxed), self.class_pages());
+    /// How many pages had left with the one that has this stamp, if that was in the unit of now.
+    fn number(&self, stamp: u32) -> Option<u64> {
+        let left = self.left.load(Ordering::Relaxed);
         let age = (left as u32).wrapping_sub(stamp) & ((1 << STAMP_BITS) - 1);
-        let number = left.checked_sub(u64::from(age))?;
-        let (newest, own) = (left / pages, number / pages);
-        if newest - own >= CLASSES as u64 - 1 {
+        left.checked_sub(u64::from(age)).filter(|&number| number > self.since.load(Ordering::Relaxed))
+    }
+
+    /// The page that left as this one is away no more. Its depth, if it was not too deep to be counted.
+    fn back(&self, number: u64) -> Option<u64> {
+        let pages = self.class_pages();
+        let (newest, own) = (self.left.load(Ordering::Relaxed) / pages, number / pages);
+        if newest.checked_sub(own)? >= CLASSES as u64 - 1 {
             return None;
         }
         let class = |n: u64| &self.away[n as usize % CLASSES];
@@ -258,19 +280,24 @@ impl Worth {
 
     /// A page was compressed to `bytes`, or could not be (`None`), which took so long.
     pub(super) fn note_packed(&self, bytes: Option<usize>, ns: u64) {
-        self.packing.add(ns, 1);
+        self.packing.add_within(ns, 1, POOL_NS / 2.0);
         self.fit.add(u64::from(bytes.is_some()), 1);
         if let Some(bytes) = bytes {
             self.packed.add(bytes as u64, 1);
         }
     }
 
+    /// A page came that is known not to become smaller.
+    pub(super) fn note_noise(&self) {
+        self.fit.add(0, 1);
+    }
+
     pub(super) fn note_unpacked(&self, ns: u64) {
-        self.unpacking.add(ns, 1);
+        self.unpacking.add_within(ns, 1, POOL_NS / 2.0);
     }
 
     pub(super) fn note_below(&self, ns: u64, pages: u64) {
-        self.below.add(ns, pages);
+        self.below.add_within(ns, pages, BELOW_NS);
     }
 
     fn seen(&self) -> Seen {
@@ -431,11 +458,17 @@ mod tests {
         tags.iter().for_each(|tag| worth.leave(tag));
         // Each second one comes back: half of them are above the first then.
         tags.iter().skip(1).step_by(2).for_each(|tag| worth.come(tag));
-        let depth = worth.back(Tag::number(tags[0].0.load(Ordering::Relaxed)).unwrap()).unwrap();
+        let stamp = Tag::number(tags[0].0.load(Ordering::Relaxed)).unwrap();
+        let depth = worth.back(worth.number(stamp).unwrap()).unwrap();
         assert!((2048 - 64..=2048 + 64).contains(&depth), "{depth}");
         // One that has not come leaves again: it is the newest.
         worth.leave(&tags[0]);
-        let depth = worth.back(tags[0].come().unwrap()).unwrap();
+        let depth = worth.back(worth.number(tags[0].come().unwrap()).unwrap()).unwrap();
         assert!(depth < 64, "{depth}");
+        // In another unit nothing is known of those that left before.
+        worth.leave(&tags[1]);
+        worth.give(2 * GIVEN);
+        worth.come(&tags[1]);
+        assert_eq!(worth.fetches(), 0);
     }
 }
