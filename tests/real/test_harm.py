@@ -177,7 +177,7 @@ class TestHarm(Beside):
 
     def test_a_child_has_no_seat(self):
         """A forked child has nothing of a seat: neither while a policy is there, nor when one was."""
-        code = "ready, other = os.pipe()\nfor _ in range(2):\n    sys.stdin.readline()\n    child = os.fork()\n    if child == 0:\n" \
+        code = "print('there', flush=True)\nready, other = os.pipe()\nfor _ in range(2):\n    sys.stdin.readline()\n    child = os.fork()\n    if child == 0:\n" \
                "        os.close(other)\n        os.read(ready, 1)\n        os._exit(0)\n    print(child, flush=True)\nsys.stdin.readline()\nos.close(other)\nsys.exit(os.wait()[1] or os.wait()[1])\n"
 
         def is_mapped(pid, address):
@@ -185,6 +185,7 @@ class TestHarm(Beside):
             return any(first <= address < end for first, end in edges)
 
         with self.program(16 * MIB, self.python(code)) as program:
+            program.line()
             with farshore_policy.attach(program.pid):
                 maps = harness.read_text(f"/proc/{program.pid}/maps", 1 << 22).splitlines()
                 seat = next(int(line.split("-")[0], 16) for line in maps if "memfd:farshore-policy" in line)

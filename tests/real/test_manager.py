@@ -253,7 +253,7 @@ class TestManager(Managed):
         os._exit(status)
 
     def test_failing_disk(self):
-        """Writes and reads that fail now and then: guests go on. A page that cannot be read at all is SIGBUS for who needs it."""
+        """Writes and reads that fail now and then: guests go on. A page that cannot be read at all is SIGBUS for who needs it, and EFAULT where that is the kernel."""
         # Three reads that fail one after the other lose a page: of so few none does.
         with self.manager("failing", faulty="seed=5,write_error=0.02,read_error=0.004") as manager:
             with self.guests(manager, "--size", "64M") as guests:
@@ -262,11 +262,15 @@ class TestManager(Managed):
                 manager.wait_for_evictions(20_000)
                 guests.finish(limit=24 * MIB)
         with self.manager("lost", faulty="seed=5,read_error=1") as manager:
-            with self.guests(manager, "--size", "64M") as guests:
-                guests.wait_for("managed")
-                status = guests.process.wait(LONG)
-                expect(status == -signal.SIGBUS, f"status {status}: {guests.end_of_stderr()} {manager.said()[-1000:]}")
-                manager.wait_for("is lost, and whoever needs it gets SIGBUS")
+            status, tries = None, 0
+            while status != -signal.SIGBUS:
+                tries += 1
+                with self.guests(manager, "--size", "64M") as guests:
+                    guests.wait_for("managed")
+                    status = guests.process.wait(LONG)
+                    # A thread may have the kernel read the page, and end the guest because that failed.
+                    expect(status in (-signal.SIGBUS, 99) and tries < 6, f"status {status}: {guests.end_of_stderr()} {manager.said()[-1000:]}")
+                    manager.wait_for("is lost, and whoever needs it gets SIGBUS")
             manager.wait_for_no_clients()
 
     def test_refused_at_the_start(self):
