@@ -360,6 +360,10 @@ impl CompressedQueue {
             } else if let Some(write) = &mut writes[tag as usize] {
                 write.left -= 1;
                 write.result = write.result.and(result);
+                // Where all pages are below too, none is copied that could show it.
+                if result.is_ok() && pool.is_adaptive() {
+                    pool.set_lower_fails(false);
+                }
             }
         };
         match wait_ns {
