@@ -257,23 +257,13 @@ fn the_oldest_move_to_the_tier_below_when_it_is_full() {
     let mut queue = pool.queue(4).unwrap();
     // The pages are compressed to a quarter: two thirds of them fill the memory that the pool may use.
     pool.allow_memory(1 << 20);
-    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
     for first in (1..1537).step_by(32) {
         let pages: Vec<PageBuf> = (first..first + 32).map(half).collect();
-        // SAFETY: the pages live until the completion is reaped below.
-        unsafe { queue.start_write(slot(first), pages.as_ptr(), 32, 1) }.unwrap();
-        let mut done = 0;
-        while done == 0 {
-            queue.reap(true, &mut |_, result| {
-                assert_eq!(result, Ok(()));
-                done += 1;
-            });
-        }
+        written(&mut queue, first, &pages);
         queue.tend(&NoneFree);
     }
-    let load = |counter: &core::sync::atomic::AtomicU64| counter.load(core::sync::atomic::Ordering::Relaxed);
     let counters = pool.counters();
-    assert!(load(&counters.moved) > 0 && load(&counters.pages) > 0, "{counters:?}");
+    assert!(count(&counters.moved) > 0 && count(&counters.pages) > 0, "{counters:?}");
     assert_eq!(pool.pool.read(slot(1), &mut PageBuf([0; 4096])), None, "the oldest is below");
     assert_eq!(pool.pool.read(slot(1536), &mut PageBuf([0; 4096])), Some(true), "the newest is here");
     for number in 1..1537 {
@@ -289,21 +279,12 @@ fn the_oldest_move_to_the_tier_below_when_it_is_full() {
 fn memory_goes_back_when_less_is_allowed_while_pages_come() {
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(ram(None))).unwrap();
     let mut queue = pool.queue(4).unwrap();
-    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
     // The same 1024 slots over and over. Half of them fill the memory that may be used at first, and a batch has more than are
     // moved below after it.
     let mut rounds = |count: u64| {
         for first in (0..count).flat_map(|_| (1..1025).step_by(128)) {
             let pages: Vec<PageBuf> = (first..first + 128).map(half).collect();
-            // SAFETY: the pages live until the completion is reaped below.
-            unsafe { queue.start_write(slot(first), pages.as_ptr(), 128, 1) }.unwrap();
-            let mut done = 0;
-            while done == 0 {
-                queue.reap(true, &mut |_, result| {
-                    assert_eq!(result, Ok(()));
-                    done += 1;
-                });
-            }
+            written(&mut queue, first, &pages);
             queue.tend(&NoneFree);
         }
     };
@@ -322,34 +303,25 @@ fn memory_goes_back_when_less_is_allowed_while_pages_come() {
 
 #[test]
 fn what_is_below_too_goes_without_a_write() {
-    let pool = Compressed::open(Compression::Auto, Some(SMALL), Some(ram(None))).unwrap();
-    let mut queue = pool.queue(4).unwrap();
-    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
-    let load = |counter: &core::sync::atomic::AtomicU64| counter.load(core::sync::atomic::Ordering::Relaxed);
+    let (pool, mut queue) = worth(0);
     let pages: Vec<PageBuf> = (1..513).map(half).collect();
     // Worth nothing at first: all go below.
-    for first in (0..512).step_by(32) {
-        // SAFETY: the pages live until the completions are reaped below.
-        unsafe { queue.start_write(slot(1 + first as u64), pages[first..].as_ptr(), 32, 1) }.unwrap();
-        queue.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
-    }
-    assert_eq!((load(&pool.counters().pages), pool.bytes().1), (0, 0));
-    pool.pool.worth.as_ref().unwrap().set_units(12);
-    pool.allow_memory(2 << 20);
+    (0..512).step_by(32).for_each(|first| written(&mut queue, 1 + first as u64, &pages[first..first + 32]));
+    assert_eq!((count(&pool.counters().pages), pool.bytes().1), (0, 0));
+    set_worth(&pool, 12);
     let offer = |queue: &mut CompressedQueue| (1..513).for_each(|n| queue.offer(slot(n), &half(n)));
     offer(&mut queue);
-    assert!(load(&pool.counters().pages) >= 500, "{:?}", pool.counters());
+    assert!(count(&pool.counters().pages) >= 500, "{:?}", pool.counters());
     // What is fetched is dropped; and what is offered once more is there already, or comes back.
     let mut back = PageBuf::ZERO;
     (1..257).for_each(|n| pool.read(slot(n), &mut back).unwrap());
     queue.tend(&NoneFree);
-    assert!((200..=257).contains(&load(&pool.counters().pages)), "{:?}", pool.counters());
+    assert!((200..=257).contains(&count(&pool.counters().pages)), "{:?}", pool.counters());
     offer(&mut queue);
     // Worth nothing again.
-    pool.pool.worth.as_ref().unwrap().set_units(0);
-    pool.allow_memory(2 << 20);
+    set_worth(&pool, 0);
     (0..4).for_each(|_| queue.tend(&NoneFree));
-    assert_eq!((load(&pool.counters().pages), load(&pool.counters().moved), queue.copies_under_way()), (0, 0, 0));
+    assert_eq!((count(&pool.counters().pages), count(&pool.counters().moved), queue.copies_under_way()), (0, 0, 0));
     for n in 1..513 {
         pool.read(slot(n), &mut back).unwrap();
         assert!(back.0 == half(n).0, "slot {n}");
@@ -412,9 +384,9 @@ fn what_is_below_too_is_not_written_there_again() {
     let pages: Vec<PageBuf> = (1..33).map(half).collect();
     written(&mut queue, 1, &pages);
     set_worth(&pool, 14);
-    // Every other page of these is below too; the others are nowhere else.
-    (2..33).step_by(2).for_each(|n| queue.offer(slot(n), &half(n)));
+    // Every other page is nowhere else, and older; those between them are below too.
     (1..33).step_by(2).for_each(|n| written(&mut queue, n, core::slice::from_ref(&pages[n as usize - 1])));
+    (2..33).step_by(2).for_each(|n| queue.offer(slot(n), &half(n)));
     assert_eq!(count(&pool.counters().pages), 32);
     set_worth(&pool, 0);
     for _ in 0..40 {
@@ -472,7 +444,6 @@ fn copying() -> (Compressed, CompressedQueue) {
     let slow = FaultConfig { rates: vec![(Kind::Delay, 1.0)], delay_time: Time(1_000_000_000), ..FaultConfig::default() };
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(file.with_faults(&slow))).unwrap();
     let mut queue = pool.queue(4).unwrap();
-    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
     let pages: Vec<PageBuf> = (512..512 + 200).map(half).collect();
     // SAFETY: the pages live until the completion is reaped below.
     unsafe { queue.start_write(slot(512), pages.as_ptr(), 200, 1) }.unwrap();
