@@ -43,9 +43,9 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// A value that cannot be read.
-    pub(crate) fn value(what: &'static str, value: &str, why: impl Into<String>) -> ConfigError {
-        ConfigError::Value { what, value: value.to_owned(), why: why.into() }
+    /// A value that cannot be read. `why` may quote a part of it, as it is.
+    pub(crate) fn value(what: &'static str, value: &str, why: impl AsRef<str>) -> ConfigError {
+        ConfigError::Value { what, value: value.to_owned(), why: crate::plain(why.as_ref()) }
     }
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Display for ConfigError {
             }
             ConfigError::Missing { option, hint } => write!(f, "{option} is missing: {hint}"),
             ConfigError::File { path, why } => {
-                write!(f, "cannot read the config file {}: {why}; check --config", path.display())
+                write!(f, "cannot read the config file {}: {why}; check --config", crate::plain(&path.display().to_string()))
             }
             ConfigError::Syntax { place, why } => write!(f, "{place}: {why}"),
         }
