@@ -12,7 +12,7 @@
 //! makes cliffs in such a curve: all misses are there until everything fits, and then none. Farshore keeps a part of a loop in memory, which
 //! gets what lies on the line across the cliff (its convex hull: Beckmann and Sanchez, Talus, HPCA 2015), so that line is what is told.
 //!
-//! Misses with less memory are told by how long pages were away ([`super::visits`]). Of a run of which that says nothing, the line goes on as steeply as
+//! Misses with less memory are told by how long pages were away ([`super::looks`]). Of a run of which that says nothing, the line goes on as steeply as
 //! it began.
 
 use farshore_beside::PAGE;

@@ -27,6 +27,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid as Whom;
 use rustix::process::Pid;
 
+use super::asked::Asker;
 use super::cores::Cores;
 use super::signals::Signals;
 use super::watch::{KINDS, Watch, limit_for, room, staged};
@@ -251,6 +252,7 @@ struct Follower {
     pid: u32,
     attachment: Option<Attachment>,
     watch: Watch,
+    asker: Asker,
     shared: Arc<Shared>,
     follows: bool,
     heard: bool,
@@ -276,6 +278,7 @@ impl Follower {
             pid,
             attachment: None,
             watch: Watch::default(),
+            asker: Asker::default(),
             shared: Arc::default(),
             follows,
             heard: false,
@@ -313,6 +316,9 @@ impl Follower {
                 }
                 self.attach_again();
                 self.choose(begun.elapsed());
+                if let Some(attachment) = &mut self.attachment {
+                    self.asker.ask(self.pid, attachment, &mut self.watch);
+                }
             }
             std::thread::sleep(sleep);
         };

@@ -1,12 +1,13 @@
 //! `farshore plan`: how much memory a program needs.
 //!
-//! It runs the program once under Farshore, listens beside it as a policy that wishes for nothing, and tells at the end how long the program
+//! It runs the program once under Farshore, listens beside it as a policy that wishes for next to nothing, and tells at the end how long the program
 //! would take with more and with less memory. Nothing of it is in the program's process but the events, which any policy may have.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`ghosts`] | reuse distances of pages that have left, from a sample |
-//! | [`visits`] | how often pages that are there are wanted, from how long they are away once they leave |
+//! | [`looks`] | how often pages that are there are wanted, from how long they are away once they leave |
+//! | [`asked`] | sends a few pages away for a look while nothing leaves by itself |
 //! | [`watch`] | what events tell of a program |
 //! | [`cores`] | what the program's threads waited for a core |
 //! | [`curve`] | the model: from one run to the time with any memory |
@@ -15,14 +16,15 @@
 //! | [`report`] | the table, the sentence, and JSON |
 //! | [`signals`] | the program's are as without this command, and what ends the command is passed on |
 
+pub mod asked;
 pub mod cores;
 pub mod curve;
 pub mod device;
 pub mod follow;
 pub mod ghosts;
+pub mod looks;
 pub mod report;
 pub mod signals;
-pub mod visits;
 pub mod watch;
 
 use std::fs::File;
@@ -79,8 +81,11 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
         |now: u64, of: fn(&farshore_config::stats::Stats) -> u64| now.saturating_sub(begun.map_or(0, of)) as f64 / run.asked_at;
     let zero = since(faults.zero, |it| it.faults.zero);
     let cheap = zero + since(faults.rescue, |it| it.faults.rescue) + since(faults.write_protect, |it| it.faults.write_protect);
-    let fetches = since(faults.fetch, |it| it.faults.fetch);
-    let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns;
+    let (fetches, pages_in) = (since(faults.fetch, |it| it.faults.fetch), since(stats.swap.pages_in, |it| it.swap.pages_in));
+    // What came back from a look would have been there.
+    let own = 1.0 - (heard.looked_back as f64 / pages_in.max(1.0)).min(1.0);
+    let (fetches, pages_in) = (fetches * own, pages_in * own);
+    let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns * own;
     let overhead = run.cheapest + SIGNAL;
     Some(curve::Shown {
         seconds: run.seconds,
@@ -92,7 +97,7 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
             let parts = (2..20).map(|part| f64::from(part) / 20.0);
             parts.map(|part| (watch::limit_for((room * part) as u64, run.evictors), fewer.times(part))).collect()
         }),
-        pages_in: since(stats.swap.pages_in, |it| it.swap.pages_in),
+        pages_in,
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,
         // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.

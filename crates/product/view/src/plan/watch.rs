@@ -1,13 +1,13 @@
 //! What a program's events tell: which memory would have kept each page that came back, and which threads waited.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use farshore_beside::{Event, FAULT_PROTECTED, Kind, PAGE, State};
 use farshore_config::stats::Stats;
 use farshore_core::limits::{batch_pages, high_watermark, stages_each};
 
 use super::ghosts::{Ghosts, Return};
-use super::visits::{Fewer, Visits};
+use super::looks::{Fewer, Looks};
 
 /// Threads are compared in pieces of the time, so that those that wait one after the other count together.
 const WINDOW_NS: u64 = 50_000_000;
@@ -19,9 +19,13 @@ pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::R
 #[derive(Debug, Default)]
 pub struct Watch {
     ghosts: Ghosts,
-    visits: Visits,
-    /// When the last event was, ns.
-    last_ns: u64,
+    looks: Looks,
+    /// Pages that were asked to leave for a look, and have not left: lately, and just before.
+    asked: [HashSet<u64>; 2],
+    /// How many left so, …
+    pub looked_at: u64,
+    /// … and came back.
+    pub looked_back: u64,
     /// Returns by the bytes of pages in memory that would have kept the page: with less of it than that, it came by a read.
     pub needs: BTreeMap<u64, f64>,
     /// Pages that came back, …
@@ -52,7 +56,7 @@ impl Watch {
     /// What happened when the program had this state.
     pub fn hear(&mut self, event: &Event, state: &State) {
         let (first, pages, ns) = (event.address / PAGE, event.pages, event.ns);
-        self.last_ns = self.last_ns.max(ns);
+        self.looks.at(ns, self.had(state) as f64 / PAGE as f64);
         match event.kind {
             Kind::Fault if event.detail & FAULT_PROTECTED == 0 => {
                 if event.ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
@@ -63,26 +67,33 @@ impl Watch {
             Kind::Evicted => {
                 self.evicted += pages;
                 (first..first + pages).for_each(|page| {
+                    let asked = self.asked.iter_mut().any(|asked| asked.remove(&page));
+                    self.looked_at += u64::from(asked);
                     self.ghosts.left(page);
-                    self.visits.left(page, ns);
+                    self.looks.left(page, ns, asked);
                 });
             }
             Kind::Rescued => {
                 self.ghosts.came(first);
-                self.visits.came(first, ns, false);
+                self.looked_back += u64::from(self.looks.came(first, ns, false));
             }
             Kind::Fetched => {
-                self.fetched += pages;
-                self.window.fetched += pages;
                 let had = self.had(state);
                 (first..first + pages).for_each(|page| {
+                    // It would have been there.
+                    if self.looks.came(page, ns, true) {
+                        self.ghosts.came(page);
+                        self.looked_back += 1;
+                        return;
+                    }
                     self.came(page, had);
-                    self.visits.came(page, ns, true);
+                    self.fetched += 1;
+                    self.window.fetched += 1;
                 });
             }
             Kind::Unmapped => {
                 self.ghosts.gone(first, pages);
-                self.visits.gone(first, pages, ns);
+                self.looks.gone(first, pages, ns);
             }
             _ => {}
         }
@@ -104,6 +115,12 @@ impl Watch {
         state.resident_bytes.saturating_sub(self.staged)
     }
 
+    /// These pages have been asked to leave for a look, those of the time before the last one have had their time.
+    pub fn ask(&mut self, pages: HashSet<u64>) {
+        self.asked.swap(0, 1);
+        self.asked[0] = pages;
+    }
+
     /// How much of a limit is for staging memory, by its counters.
     pub fn look(&mut self, stats: &Stats) {
         self.staged = staged(stats);
@@ -111,8 +128,7 @@ impl Watch {
 
     /// What less memory would have done to a run that ended with these counters.
     pub fn fewer(&self, stats: &Stats) -> Option<Fewer> {
-        let resident = stats.resident_bytes.saturating_sub(staged(stats)) / PAGE;
-        self.visits.fewer(self.last_ns, resident as f64)
+        self.looks.fewer((room(stats) / PAGE) as f64)
     }
 
     /// Memory that the program's pages that have left take, as far as it was heard.

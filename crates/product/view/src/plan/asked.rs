@@ -1,0 +1,126 @@
+//! Looks at pages that are there, while nothing leaves by itself.
+//!
+//! A program whose phase fits the memory makes no faults, so nothing tells what it would do with less. So a few of its pages are asked to leave, any of them, and how long
+//! each is then away says when it would have been used ([`super::looks`]). The page that is wanted again comes back as any other; one that is not was not missed.
+//! While enough leaves by itself nobody is asked: that tells the same.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use farshore_beside::{Attachment, PAGE, Wanted};
+use farshore_command::process::told;
+use farshore_replay::sample::hash;
+
+use super::watch::Watch;
+
+/// How often pages are asked.
+const EVERY: Duration = Duration::from_millis(60);
+/// How many are to leave each time. Each costs the program a fault, and the evictor a flush for all of them: at 130 a second, one or two hundredths of its time.
+const LEAVE: u64 = 8;
+/// How many are asked at most, of which some are not there.
+const ASK_MOST: u64 = 128;
+/// How often the program's mappings are read.
+const MAPPINGS_EVERY: Duration = Duration::from_secs(1);
+
+/// Who asks.
+#[derive(Debug)]
+pub struct Asker {
+    /// Memory that pages may be in: first page, and how many there are in the pieces up to its end.
+    pieces: Vec<(u64, u64)>,
+    read: Option<Instant>,
+    asked: Option<Instant>,
+    /// How many are asked each time.
+    count: u64,
+    /// What had left when they were asked: all, and those that were asked.
+    left: (u64, u64),
+    turn: u64,
+}
+
+impl Default for Asker {
+    fn default() -> Asker {
+        Asker { pieces: Vec::new(), read: None, asked: None, count: LEAVE, left: (0, 0), turn: 0 }
+    }
+}
+
+impl Asker {
+    /// Asks, if it is time to and the program is at its limit with nothing leaving by itself.
+    pub fn ask(&mut self, pid: u32, attachment: &mut Attachment, watch: &mut Watch) {
+        if self.asked.is_some_and(|asked| asked.elapsed() < EVERY) {
+            return;
+        }
+        let (all, looked) = (watch.evicted, watch.looked_at);
+        let (before, looked_before) = std::mem::replace(&mut self.left, (all, looked));
+        let by_themselves = (all - looked).saturating_sub(before - looked_before);
+        let found = looked - looked_before;
+        self.asked = Some(Instant::now());
+        // Until something leaves by itself everything fits, and a run in which nothing leaves says so.
+        if all == looked || by_themselves >= LEAVE {
+            watch.ask(HashSet::new());
+            return;
+        }
+        if found < LEAVE / 2 {
+            self.count = (self.count * 2).min(ASK_MOST);
+        } else if found > LEAVE {
+            self.count = (self.count / 2).max(LEAVE);
+        }
+        if self.read.is_none_or(|read| read.elapsed() >= MAPPINGS_EVERY) {
+            self.read = Some(Instant::now());
+            self.pieces = pieces(&told(pid, "maps").unwrap_or_default());
+        }
+        let pages: HashSet<u64> = (0..self.count).filter_map(|_| self.any()).collect();
+        let pages = pages.into_iter().filter(|page| attachment.ask(Wanted::Reclaim, page * PAGE, 1)).collect();
+        watch.ask(pages);
+    }
+
+    /// Any page of the pieces.
+    fn any(&mut self) -> Option<u64> {
+        let whole = self.pieces.last()?.1;
+        self.turn += 1;
+        let at = hash(self.turn) % whole.max(1);
+        let piece = self.pieces.partition_point(|&(_, end)| end <= at);
+        let begin = if piece > 0 { self.pieces[piece - 1].1 } else { 0 };
+        Some(self.pieces.get(piece)?.0 + (at - begin))
+    }
+}
+
+/// The private memory behind which no file is, by the text of `/proc/PID/maps`.
+fn pieces(maps: &str) -> Vec<(u64, u64)> {
+    let mut whole = 0;
+    let of_line = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (edges, rights, _, device) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let (first, end) = edges.split_once('-')?;
+        let (first, end) = (u64::from_str_radix(first, 16).ok()? / PAGE, u64::from_str_radix(end, 16).ok()? / PAGE);
+        (rights == "rw-p" && device == "00:00" && end > first).then_some((first, end - first))
+    };
+    maps.lines()
+        .filter_map(of_line)
+        .map(|(first, pages)| {
+            whole += pages;
+            (first, whole)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_all_pieces_are_asked_alike() {
+        let maps = "00001000-00003000 rw-p 00000000 00:00 0 \n\
+                    00010000-00020000 rw-p 00000000 fe:00 12  /lib/x\n\
+                    00030000-00040000 r--p 00000000 00:00 0 \n\
+                    00100000-00106000 rw-p 00000000 00:00 0  [heap]\n\
+                    nonsense\n";
+        let mut asker = Asker { pieces: pieces(maps), ..Asker::default() };
+        assert_eq!(asker.pieces, [(1, 2), (0x100, 8)]);
+        let mut seen = std::collections::HashMap::<u64, u32>::new();
+        (0..8000).for_each(|_| *seen.entry(asker.any().expect("there are pieces")).or_default() += 1);
+        let mut pages: Vec<u64> = seen.keys().copied().collect();
+        pages.sort_unstable();
+        assert_eq!(pages, [1, 2, 0x100, 0x101, 0x102, 0x103, 0x104, 0x105]);
+        assert!(seen.values().all(|count| (800..1200).contains(count)), "{seen:?}");
+        assert_eq!(Asker::default().any(), None);
+    }
+}
