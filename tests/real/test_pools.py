@@ -6,6 +6,7 @@ The workloads check their own data. In every run pages and pool together stay wi
 import contextlib
 import itertools
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +39,21 @@ print('right' if all(map(right, range(pages))) else 'wrong', flush=True)
 
 # A program of 40 MiB of pages in phases that stdin names: `small` data, which compress, or `noise`; `reads` or `updates`. It checks each page that it touches, and a forked child
 # does so now and then. It says when a phase begins, and after each 4,000 touches of it.
+SCARCE = """
+import random, sys, time
+pages, pick = 52 * 256, random.Random(4)
+memory, versions, noise = bytearray(pages * 4096), [0] * pages, pick.randbytes(4096)
+def page(i): return (noise[i % 61:][:1536] + b'%d.%d;' % (i, versions[i]) * 1024)[:4096]
+def write(i): memory[i * 4096:(i + 1) * 4096] = page(i)
+for i in range(pages): write(i)
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    i = pick.randrange(pages)
+    assert memory[i * 4096:(i + 1) * 4096] == page(i), i
+    versions[i] += 1
+    write(i)
+print('right')
+"""
 PHASES = """
 import mmap, os, random, select, sys
 pages, noise, small = 10240, [os.urandom(4000) for _ in range(64)], [os.urandom(500) for _ in range(64)]
@@ -288,6 +304,22 @@ class TestPools(Command):
         expect((outcome.status, out.splitlines()[-1:]) == (0, ["right"]), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
         expect(peak <= 20 * MIB, f"{peak} bytes")
         return f"{seen[0]['chosen_bytes'] >> 20} and {seen[2]['chosen_bytes'] >> 20} MiB"
+
+    @pytest.mark.parametrize("pool", ("ram:auto", "ram:lz4"))
+    def test_it_gives_way_where_slots_end(self, pool):
+        """What fits the limit and the space behind it together runs, though the pool would have taken a part of it."""
+        behind = f"file:{self.work}/scarce,size=40M"
+        found, out = self.stats("32M", [pool, behind], [sys.executable, "-c", SCARCE, "8"])
+        expect(out == "right\n" and found["swap"]["errors"] == 0, f"{out} {found['swap']}")
+        return f"{found['pool']['used_bytes'] >> 20} MiB in the pool at the end"
+
+    @pytest.mark.parametrize("swap", (["auto"], ["ram:lz4", "dir:/var/tmp"]))
+    def test_little_address_space(self, swap):
+        """A pool without a size takes a part of the address space alone."""
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+        arguments = [self.farshore, "run", "--memory", "16M", *swaps(swap), "--", sys.executable, "-c", "print(sum(bytearray(1 << 30)[::1 << 20]))"]
+        done = subprocess.run(arguments, preexec_fn=limit, capture_output=True, text=True, timeout=100, check=False)
+        expect((done.returncode, done.stdout) == (0, "0\n"), f"{done.returncode}: {done.stdout} {done.stderr[-400:]}")
 
     def test_the_short_name(self):
         """`auto` is such a pool before the default."""

@@ -2,6 +2,12 @@
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::process::{Resource, getrlimit};
+
+/// How much address space may be reserved, in bytes, for what may be needed: where the process has a limit of it, an eighth, since the program needs the most.
+pub(crate) fn spare_bytes() -> u64 {
+    getrlimit(Resource::As).current.map_or(u64::MAX, |limit| limit / 8)
+}
 
 /// One private anonymous mapping, zeros at first. A forked child has a copy of it.
 #[derive(Debug)]

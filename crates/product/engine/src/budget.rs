@@ -74,6 +74,62 @@ struct Kept {
     given: AtomicU64,
     /// The most pages that were ever resident together with those in the space; 0: there was never such a space.
     resident_peak: AtomicU64,
+    /// By how much the space is squeezed, which is seldom.
+    squeeze: Squeeze,
+}
+
+/// Pages that a space keeps in RAM have slots of the spaces below, so they make no room: where slots are wanted, each is a frame less for a page that cannot leave.
+/// So the space gives memory back, an eighth at a time, for as long as nearly all slots are in use.
+#[derive(Debug)]
+struct Squeeze {
+    /// It may keep so many pages; `u64::MAX`: it is not squeezed.
+    most: AtomicU64,
+    /// The fewest that it has kept since.
+    least: AtomicU64,
+    /// Slots that were in use when one was wanted last.
+    wanted_at: AtomicU64,
+}
+
+impl Default for Squeeze {
+    fn default() -> Squeeze {
+        Squeeze { most: AtomicU64::new(u64::MAX), least: AtomicU64::new(u64::MAX), wanted_at: AtomicU64::new(0) }
+    }
+}
+
+impl Squeeze {
+    fn most(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// A slot was wanted in vain, with so many in use, while the space keeps so many pages.
+    fn tighten(&self, kept: u64, batch: u64, live: u64) {
+        self.wanted_at.store(live, Ordering::Relaxed);
+        let most = self.most();
+        if kept > 0 && kept <= most {
+            let _ =
+                self.most.compare_exchange(most, kept - kept.min((kept / 8).max(batch)), Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// So many slots are in use; whether the space is squeezed no more.
+    fn loosen(&self, live: u64) -> bool {
+        let wanted_at = self.wanted_at.load(Ordering::Relaxed);
+        let over = self.most() != u64::MAX && live < wanted_at - wanted_at / 16;
+        if over {
+            self.end();
+        }
+        over
+    }
+
+    fn end(&self) {
+        self.most.store(u64::MAX, Ordering::Relaxed);
+        self.least.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether a space that is squeezed keeps fewer pages than ever since.
+    fn gives_way(&self, kept: u64) -> bool {
+        self.most() != u64::MAX && kept < self.least.fetch_min(kept, Ordering::Relaxed)
+    }
 }
 
 /// The memory limit of one engine.
@@ -148,7 +204,7 @@ impl Budget {
         self.dividing.0.with(|()| {
             let pages = self.limit();
             let least = self.floor() - self.sizes.stages;
-            backend.allow_memory((pages - self.floor()) * PAGE_SIZE as u64);
+            backend.allow_memory((pages - self.floor()).min(self.kept.0.squeeze.most()) * PAGE_SIZE as u64);
             // A thread that raises the space's share after this look divides again.
             let frames = pages.saturating_sub(self.sizes.stages + kept_by(backend)).max(least);
             let before = self.frames.limit();
@@ -308,6 +364,29 @@ impl<W: World> Engine<W> {
         }
     }
 
+    /// No space has a slot for a page that has to leave, though all of them work: a space that keeps pages in RAM is to keep fewer.
+    pub(crate) fn squeeze_space(&self) {
+        let kept = kept_by(&self.backend);
+        if kept > 0 && self.health.all_work() {
+            self.budget.kept.0.squeeze.tighten(kept, self.budget.sizes.batch as u64, self.slots.live());
+        }
+    }
+
+    /// Ends that, if slots have come free since.
+    pub(crate) fn loosen_space(&self) {
+        self.budget.kept.0.squeeze.loosen(self.slots.live());
+    }
+
+    /// Another space has come: see [`Engine::squeeze_space`].
+    pub(crate) fn end_squeeze(&self) {
+        self.budget.kept.0.squeeze.end();
+    }
+
+    /// Whether such a space has just given memory back, so that faults which wait for a frame may expect one.
+    pub(crate) fn space_gives_way(&self) -> bool {
+        self.budget.kept.0.squeeze.gives_way(kept_by(&self.backend))
+    }
+
     /// Of a batch that leaves, `written` pages are to be written; the others are in their slots. Frames of the others are free
     /// now. Frames of the written pages are free now too, unless the swap space keeps pages in RAM itself. In that case they are
     /// free when the space has the pages and they were counted ([`Engine::give_withheld`]).
@@ -417,6 +496,29 @@ mod tests {
         assert_eq!(budget.resident_exactly(&space, 64, 1), Some(2936 + 64 + 32));
         assert_eq!(budget.resident_exactly(&space, 64, 0), None, "another evictor has given frames back meanwhile");
         assert_eq!(budget.withhold(&Disk, 64), 0, "a disk has the pages somewhere else");
+    }
+
+    #[test]
+    fn a_space_gives_memory_back_while_slots_are_wanted() {
+        let (budget, space) = (budget(), Keeps { pages: AtomicU64::new(1600), allowed: AtomicU64::new(0) });
+        let squeeze = &budget.kept.0.squeeze;
+        let allowed = || {
+            let _ = budget.divide(&space, || MARGIN);
+            space.allowed.load(Ordering::Relaxed)
+        };
+        let all = allowed();
+        assert!(!squeeze.gives_way(1600), "nobody has asked for that");
+        squeeze.tighten(1600, 64, 10_000);
+        assert_eq!(allowed(), 1400);
+        squeeze.tighten(1600, 64, 10_000);
+        assert_eq!(allowed(), 1400, "it has not done so yet");
+        assert!(squeeze.gives_way(1600) && squeeze.gives_way(1500) && !squeeze.gives_way(1500), "each time that it is less");
+        for kept in [1400, 100, 30] {
+            squeeze.tighten(kept, 64, 10_000);
+        }
+        assert_eq!(allowed(), 0, "a batch at least");
+        assert!(!squeeze.loosen(9_500) && squeeze.loosen(9_000) && !squeeze.loosen(0));
+        assert_eq!((allowed(), squeeze.gives_way(0)), (all, false));
     }
 
     #[test]

@@ -190,6 +190,7 @@ impl<W: World> Engine<W> {
         self.health.change_usage(&self.slots, space, Usage::Absent, Usage::InUse);
         // Evictors that found no room find some now.
         self.evictors.obstacles.note_room();
+        self.end_squeeze();
         self.evictors.pace.wake(&self.futex);
         self.budget.came().signal(&self.futex);
     }

@@ -78,19 +78,27 @@ pub struct Compressed {
 }
 
 impl Compressed {
-    /// A pool of `size` bytes (default: as much as the machine has RAM; the memory limit bounds it in any case), on top of
-    /// `lower`.
+    /// A pool of `size` bytes (default: as much as the machine has RAM, or an eighth of the address space that there is; the memory limit bounds it in any case), on
+    /// top of `lower`.
     ///
     /// # Errors
     /// When it is smaller than 2 MiB, or cannot be reserved.
     pub fn open(kind: Compression, size: Option<Size>, lower: Option<AnyBackend>) -> Result<Compressed, OpenError> {
         let pool_name = SwapSpec::Ram { compress: Some(kind), size }.to_string();
-        let bytes = size.map_or_else(crate::ram::machine_bytes, Size::bytes);
+        let all = || crate::ram::machine_bytes().min(crate::reserved::spare_bytes()).max(SMALLEST_BYTES);
+        let mut bytes = size.map_or_else(all, Size::bytes);
         if bytes < SMALLEST_BYTES {
             return Err(OpenError::TooSmall { what: pool_name, bytes });
         }
         // However many slots the spaces below have: other spaces may come.
-        let pool = Pool::new(kind, bytes, None, lower.is_some()).map_err(|errno| OpenError::NoMemory { bytes, errno })?;
+        let pool = loop {
+            match Pool::new(kind, bytes, None, lower.is_some()) {
+                Ok(pool) => break pool,
+                // Strict overcommit, or little address space.
+                Err(_) if size.is_none() && bytes >= 2 * SMALLEST_BYTES => bytes /= 2,
+                Err(errno) => return Err(OpenError::NoMemory { bytes, errno }),
+            }
+        };
         let name = lower.as_ref().map_or_else(|| pool_name.clone(), |lower| format!("{pool_name} over {}", lower.name()));
         Ok(Compressed { pool: Arc::new(pool), lower: lower.map(Box::new), pool_name, name })
     }
@@ -411,6 +419,7 @@ impl WriteQueue for CompressedQueue {
                         run = Some(PassedOn { first: slot, pages: at, count: 1, write: number });
                     }
                 },
+                Put::Later => write.result = Err(LATER),
                 Put::Full => write.result = Err(IoError::Full),
             }
         }

@@ -15,7 +15,7 @@ pub use worth::Decided;
 use super::COPIES;
 use super::chunks::{Chunks, SPAN, UNIT};
 use super::codec::{self, Decoder, Encoder, WORTH_IT};
-use crate::reserved::Reserved;
+use crate::reserved::{Reserved, spare_bytes};
 use crate::sleep;
 use age::{Links, NOBODY};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,7 +102,9 @@ pub enum Put {
     Kept,
     /// Nowhere: the tier below may take it.
     PassedOn,
-    /// Nowhere, and the tier below may not take it now either.
+    /// Nowhere, and the tier below may not take it yet: an older page of the slot is being copied there.
+    Later,
+    /// Nowhere, and there is no tier below.
     Full,
 }
 
@@ -164,8 +166,10 @@ impl Pool {
         let bytes = (bytes / SPAN as u64).max(1) * SPAN as u64;
         let memory = Reserved::new(bytes)?;
         let fewest = (SLOTS_A_PAGE * bytes / PAGE_SIZE as u64).max(EXTENT_SLOTS as u64).min(SLOTS_MAX);
-        let mut slots = slots.unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
         let is_adaptive = matches!(kind, Compression::Auto);
+        let of_slot = size_of::<Entry>() as u64 + if is_adaptive { size_of::<Tag>() as u64 } else { 0 };
+        let comfortable = (spare_bytes() / of_slot).max(fewest);
+        let mut slots = slots.unwrap_or(SLOTS_MAX).min(SLOTS_MAX).min(comfortable);
         let tables = |slots: u64| {
             let tags = if is_adaptive { slots * size_of::<Tag>() as u64 } else { 1 };
             Ok((Reserved::new(slots * size_of::<Entry>() as u64)?, Reserved::new(tags)?, Reserved::new(slots.div_ceil(64) * 8)?))
@@ -337,6 +341,12 @@ impl Pool {
         })
     }
 
+    /// Whether a page of the slot is being copied to the tier below.
+    #[cfg(test)]
+    pub fn is_copied(&self, slot: Slot) -> bool {
+        self.entry(slot.number()).is_some_and(|entry| entry.word.is_copied())
+    }
+
     /// Stores a page for a slot; the page that the slot had before is gone.
     pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };
@@ -365,7 +375,7 @@ impl Pool {
                     None => &page.0[..],
                 };
                 if !self.put_chunk(state, slot.number(), entry, bytes) {
-                    return Some(if may_pass { Put::PassedOn } else { Put::Full });
+                    return Some(if self.has_lower && !may_pass { Put::Later } else { Put::PassedOn });
                 }
                 Some(Put::Kept)
             });

@@ -480,6 +480,28 @@ fn room_is_not_given_back_while_a_copy_is_on_its_way_there() {
 }
 
 #[test]
+fn a_page_whose_slot_is_being_copied_to_is_told_to_come_later() {
+    let (pool, mut queue) = copying();
+    assert!(pool.pool.is_copied(slot(512)), "the oldest is copied first");
+    let mut write = |at: u64| {
+        let page = half(at + 7);
+        // SAFETY: the page lives until the completion is reaped below.
+        unsafe { queue.start_write(slot(at), &raw const page, 1, at) }.unwrap();
+        let mut end = None;
+        while end.is_none() {
+            queue.reap(true, &mut |_, result| end = Some(result));
+        }
+        end
+    };
+    // Neither of them has room here. The space below has, and would be thought full.
+    assert_eq!((write(512), write(900)), (Some(Err(LATER)), Some(Ok(()))));
+    while queue.in_flight() > 0 {
+        queue.reap(true, &mut |_, _| {});
+    }
+    pool.pool.assert_valid();
+}
+
+#[test]
 fn no_copy_begins_to_what_is_being_given_back() {
     let (pool, mut queue) = copying();
     while queue.in_flight() > 0 {

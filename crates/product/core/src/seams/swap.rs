@@ -18,7 +18,7 @@ pub enum IoError {
 
 /// The answer of a backend that cannot give room back (`EOPNOTSUPP`).
 pub const CANNOT: IoError = IoError::Device(95);
-/// The answer of a backend that cannot give room back now because it is writing there itself (`EAGAIN`). The caller may ask
+/// The answer of a backend that cannot give room back, or write, now because it is writing there itself (`EAGAIN`). The caller may ask
 /// again.
 pub const LATER: IoError = IoError::Device(11);
 

@@ -308,6 +308,9 @@ impl<'e, W: World> Evictor<'e, W> {
             }
             _ => self.empty_batches = self.empty_batches.saturating_add(1),
         }
+        if engine.space_gives_way() {
+            self.empty_batches = 0;
+        }
         if self.empty_batches >= EMPTY_BATCHES_STARVED {
             // A device that hangs may come back, so the fault waits for it.
             engine.evictors.obstacles.note_nothing(!engine.health.any_hangs());
@@ -320,6 +323,7 @@ impl<'e, W: World> Evictor<'e, W> {
         let engine = self.engine;
         if engine.backend.own_memory().is_some() {
             self.queue.tend(&engine.slots);
+            engine.loosen_space();
             engine.divide_limit();
         }
     }
@@ -483,6 +487,7 @@ impl<'e, W: World> Evictor<'e, W> {
             // A want of slots that will end in a moment does not count as want of room.
             if !engine.may_have_slots(self.core) || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
                 engine.evictors.obstacles.note_full();
+                engine.squeeze_space();
             }
             // The stages of the victims that go back lie between those of the victims that stay, so the clean ones go
             // back too.

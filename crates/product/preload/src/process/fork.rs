@@ -24,7 +24,7 @@ use crate::ground::withheld::{self, Kept};
 use crate::ground::{count, files, own_threads, parts, thread, unithreads};
 use crate::signals;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
 use farshore_backend::layered::Layered;
@@ -260,11 +260,15 @@ fn pin_again(engine: &crate::ground::runtime::TheEngine, thread: &thread::Thread
 
 /// How the child's own swap space is opened, when it is first needed.
 fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend::layered::Open {
-    let (swap, encrypt) = (options.swap.clone(), options.encrypt);
+    let (swap, encrypt, said) = (options.swap.clone(), options.encrypt, AtomicBool::new(false));
     Box::new(move || {
         AnyBackend::open_with(&swap, encrypt, true, faults.as_ref(), &mut |_| {})
-            // The evictor that asks for the space only learns that there is none.
-            .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
+            // The evictor that asks for the space only learns that there is none, and asks again and again.
+            .inspect_err(|why| {
+                if !said.swap(true, Ordering::Relaxed) {
+                    report::line(format_args!("a forked child has no swap space of its own: {why}"));
+                }
+            })
     })
 }
 
