@@ -414,7 +414,7 @@ mod tests {
         for (turn, &page) in trace.iter().enumerate() {
             let ns = turn as u64 * TURN + 1;
             looks.at(ns, there.len() as f64);
-            if look_every > 0 && turn as u64 % look_every == 0 && there.len() == room {
+            if look_every > 0 && (turn as u64).is_multiple_of(look_every) && there.len() == room {
                 let page: u64 = there[random.below(room as u64) as usize];
                 if asked.insert(page) {
                     looks.left(page, ns, true);
