@@ -719,6 +719,18 @@ class LoadStress(Workload):
     arguments = ("stress", "--threads=4", "--passes=2")
 
 
+class LoadGrid(Workload):
+    name, summary = "load-grid", "look-ups of cross sections on a unionised grid"
+    sizes = {"small": "24M", "full": "512M"}
+    arguments = ("grid", "--threads=2", "--seconds=1", "--warmup=0.1")
+
+
+class LoadTree(Workload):
+    name, summary = "load-tree", "look-ups of random keys in maps of Rust's"
+    sizes = {"small": "24M", "full": "512M"}
+    arguments = ("tree", "--threads=2", "--seconds=1", "--warmup=0.1")
+
+
 class Fits(Case):
     name, summary = "fits", "compute-bound passes and small system calls, in a limit that they fit"
     sizes = {"small": ("16M", 1), "full": ("256M", 3)}
@@ -841,5 +853,5 @@ class Syscalls(Case):
             context.problem("forkabsent: the child was stopped without a message")
 
 
-CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, Forks, PythonPool, Nginx, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, Fits, Scan, Loop, Syscalls]
+CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, Forks, PythonPool, Nginx, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, LoadGrid, LoadTree, Fits, Scan, Loop, Syscalls]
 

@@ -116,7 +116,15 @@ fn check(workload: &Workload) -> Result<(), String> {
             common.size, common.threads
         ));
     }
-    let timed = matches!(workload, Workload::Random(_) | Workload::Hotset(_) | Workload::GupsMove(_) | Workload::Kv(_));
+    let timed = matches!(
+        workload,
+        Workload::Random(_)
+            | Workload::Hotset(_)
+            | Workload::GupsMove(_)
+            | Workload::Grid(_)
+            | Workload::Tree(_)
+            | Workload::Kv(_)
+    );
     if timed && common.seconds < LEAST_SECONDS {
         return Err(format!("--seconds {} is too short to measure: give at least {LEAST_SECONDS}", common.seconds));
     }
@@ -150,6 +158,8 @@ fn run(workload: &Workload, report: &mut Report) -> Result<Outcome, String> {
         Workload::Phase(args) => work::phase::run(args, report),
         Workload::Pagerank(args) => work::pagerank::run(args, report),
         Workload::Stress(args) => work::stress::run(args, report),
+        Workload::Grid(args) => work::grid::run(args, report),
+        Workload::Tree(args) => work::tree::run(args, report),
         Workload::Kv(args) => work::kv::run(args, report),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The workloads are those of the papers whose results they are set against: `random` and `hotset` (ExtMem §4.1, mmapbench),
 //! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.2: GAP),
-//! `stress` (ScaleSwap §5), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
+//! `stress` (ScaleSwap §5), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,6 +29,10 @@ pub enum Workload {
     Pagerank(Pagerank),
     /// Every thread writes memory of its own and reads it back
     Stress(Stress),
+    /// XSBench's look-ups of cross sections on a unionised grid
+    Grid(Grid),
+    /// Look-ups of random keys in a BTreeMap of Rust's
+    Tree(Tree),
     /// Requests to a redis or memcached server, on an absolute schedule
     Kv(Kv),
 }
@@ -164,6 +168,25 @@ pub struct Stress {
     pub passes: u32,
 }
 
+/// `grid`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Grid {
+    #[command(flatten)]
+    /// Size, threads, time.
+    pub common: Common,
+}
+
+/// `tree`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Tree {
+    #[command(flatten)]
+    /// Size (about: what a map takes depends on its nodes), threads, time.
+    pub common: Common,
+    /// What is done to a value
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+}
+
 /// Whose language a server speaks.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Server {
@@ -251,6 +274,8 @@ impl Workload {
             Workload::Phase(_) => "phase",
             Workload::Pagerank(_) => "pagerank",
             Workload::Stress(_) => "stress",
+            Workload::Grid(_) => "grid",
+            Workload::Tree(_) => "tree",
             Workload::Kv(_) => "kv",
         }
     }
@@ -266,6 +291,8 @@ impl Workload {
             | Workload::Phase(PhaseArgs { common, .. })
             | Workload::Pagerank(Pagerank { common, .. })
             | Workload::Stress(Stress { common, .. })
+            | Workload::Grid(Grid { common })
+            | Workload::Tree(Tree { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -280,6 +307,8 @@ impl Workload {
             | Workload::Phase(PhaseArgs { common, .. })
             | Workload::Pagerank(Pagerank { common, .. })
             | Workload::Stress(Stress { common, .. })
+            | Workload::Grid(Grid { common })
+            | Workload::Tree(Tree { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -312,7 +341,7 @@ impl Workload {
                 words.option("zipf", gups.zipf);
                 words.option("first-region", gups.first_region);
             }
-            Workload::Phase(_) => {}
+            Workload::Phase(_) | Workload::Grid(_) => {}
             Workload::Pagerank(pagerank) => {
                 if let Some(scale) = pagerank.scale {
                     words.option("scale", scale);
@@ -327,6 +356,7 @@ impl Workload {
                 }
             }
             Workload::Stress(stress) => words.option("passes", stress.passes),
+            Workload::Tree(tree) => words.option("mode", tree.mode),
             Workload::Kv(kv) => {
                 words.option("server", kv.server);
                 words.option("address", &kv.address);
@@ -439,6 +469,8 @@ mod tests {
             "phase --size 1536K",
             "pagerank --scale 20 --degree 8 --iterations 3 --graph /x/g --only-graph",
             "stress --passes 1",
+            "grid --size 64M --threads 2",
+            "tree --mode read --size 32M",
             "kv --server memcached --address /run/s --rate 2500.5 --connections 3 --value-size 100 --gets 50 --zipf 0",
         ] {
             let words = std::iter::once("x").chain(line.split(' '));

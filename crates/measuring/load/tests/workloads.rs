@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use farshore_load::outcome::{Event, Outcome};
 
 /// Each workload that needs nothing but memory, small and short.
-const WORKLOADS: [&str; 11] = [
+const WORKLOADS: [&str; 14] = [
     "random --size 4M --seconds 0.3 --warmup 0.1",
     "random --size 4M --seconds 0.2 --warmup 0 --run-length 512 --mode read",
     "scan --size 4M",
@@ -17,6 +17,9 @@ const WORKLOADS: [&str; 11] = [
     "phase --size 16M",
     "stress --size 4M",
     "stress --size 5000K --passes 3",
+    "grid --size 4M --seconds 0.2 --warmup 0.1",
+    "tree --size 4M --seconds 0.2 --warmup 0.1",
+    "tree --size 4M --seconds 0.2 --warmup 0 --mode read",
 ];
 
 fn start(line: &str) -> Command {
@@ -123,6 +126,8 @@ fn the_same_seed_gives_the_same_checksum() {
         "random --mode read --size 4M --seconds 0.05 --warmup 0",
         "phase --size 4M",
         "stress --size 4M",
+        "grid --size 4M --seconds 0.05 --warmup 0",
+        "tree --mode read --size 4M --seconds 0.05 --warmup 0",
     ] {
         let checksum = |more: &str| events(&format!("{line} {more}")).1.checksum;
         let first = checksum("--seed 5");

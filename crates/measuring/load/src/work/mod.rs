@@ -1,6 +1,7 @@
 //! The workloads, one a file: `run` fills memory, works on it, checks it, and tells what it did.
 
 pub mod graph;
+pub mod grid;
 pub mod gups;
 pub mod hotset;
 pub mod kv;
@@ -10,6 +11,7 @@ pub mod random;
 pub mod scan;
 pub mod scatter;
 pub mod stress;
+pub mod tree;
 
 use std::sync::atomic::Ordering::Relaxed;
 
