@@ -209,11 +209,29 @@ impl Cgroup {
     pub fn make(&self, limit: u64) -> Result<(), String> {
         fs::create_dir(&self.path)
             .map_err(|error| format!("cannot make the cgroup '{}' ({})", self.path.display(), tools::reason(&error)))?;
+        self.set_limit(limit)
+    }
+
+    /// Gives it another limit, in bytes. The kernel makes it true before this returns.
+    ///
+    /// # Errors
+    /// The kernel refuses, or cannot move enough out.
+    pub fn set_limit(&self, limit: u64) -> Result<(), String> {
         let file = match self.version {
             Version::One => "memory.limit_in_bytes",
             Version::Two => "memory.max",
         };
         tools::write(&self.path.join(file), &limit.to_string())
+    }
+
+    /// What it counts now, in bytes; 0 if it cannot be told.
+    #[must_use]
+    pub fn usage_bytes(&self) -> u64 {
+        let file = match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        };
+        tools::read(&self.path.join(file)).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
     /// The command that enters it and becomes `program`.

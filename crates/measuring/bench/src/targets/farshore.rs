@@ -21,6 +21,9 @@ use crate::journal::Journal;
 use crate::result::{Counters, Round};
 use crate::targets::tools;
 
+/// The value of `swap` that stands for the directory of this command's swap files, in which a run without `swap` has its own.
+pub const OWN_DIRECTORY: &str = "dir";
+
 /// `farshore[:OPTIONS]`.
 #[derive(Debug)]
 pub struct Farshore {
@@ -91,6 +94,13 @@ impl Farshore {
     }
 }
 
+/// The word for a swap file in the directory of this command's.
+fn own_directory(place: &Place) -> OsString {
+    let mut word = OsString::from("--swap=dir:");
+    word.push(&place.directory);
+    word
+}
+
 /// The values of `swap`.
 fn swaps(options: &[(String, String)]) -> impl Iterator<Item = &str> {
     options.iter().filter(|(key, _)| key == "swap").map(|(_, value)| value.as_str())
@@ -105,7 +115,7 @@ fn is_on_device(options: &[(String, String)], directory: &Path) -> bool {
         Ok(SwapSpec::File { path, .. }) => path.parent().and_then(device) == here,
         _ => false,
     };
-    swaps(options).next().is_none() || swaps(options).any(on)
+    swaps(options).next().is_none() || swaps(options).any(|spec| spec == OWN_DIRECTORY || on(spec))
 }
 
 /// The memory limit: with room for compressed pages, if they lie in RAM.
@@ -199,15 +209,17 @@ impl Target for Farshore {
         if let Some(place) = &self.place {
             command.arg(format!("--memory={}", memory_bytes(&self.options, place)));
             if swaps(&self.options).next().is_none() {
-                let mut swap = OsString::from("--swap=dir:");
-                swap.push(&place.directory);
-                command.args(std::iter::repeat_n(swap, place.swap_files.max(1) as usize));
+                command.args(std::iter::repeat_n(own_directory(place), place.swap_files.max(1) as usize));
             }
         }
         let mut stats = OsString::from("--stats=");
         stats.push(&self.stats);
         command.arg(stats);
-        command.args(self.options.iter().map(|(key, value)| format!("--{key}={value}")));
+        let word = |(key, value): &(String, String)| match &self.place {
+            Some(place) if key == "swap" && value == OWN_DIRECTORY => own_directory(place),
+            _ => format!("--{key}={value}").into(),
+        };
+        command.args(self.options.iter().map(word));
         command.arg("--").args(program);
         command
     }

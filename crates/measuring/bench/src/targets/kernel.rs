@@ -11,7 +11,8 @@
 //! Without the cgroup nobody needs the swap space any more, and what is brought back from it is nobody's limit.
 //!
 //! What the limit counts besides the program's data: its text, stacks and page tables, and in version 2 what zswap has compressed of it. What
-//! zram has compressed is counted by no limit; it is told among the settings.
+//! zram has compressed is counted by no limit; it is told among the settings. With `pool=counted` the limit shrinks by it while the program runs
+//! ([`super::total`]); zswap then needs version 2, since in version 1 nothing bounds its pool but a share of the whole machine's RAM.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use crate::journal::{Journal, Thing};
 use crate::output;
 use crate::result::{Counters, Round};
 use crate::targets::cgroup::{Cgroup, Hierarchy, Version};
+use crate::targets::total::{Keeper, Seen};
 use crate::targets::{swap, tools, zram, zswap};
 
 /// Room in swap space beyond what it must hold, in bytes: its head, and what is not the program's data.
@@ -58,6 +60,8 @@ impl fmt::Display for Kind {
 #[derive(Debug)]
 pub struct Kernel {
     kind: Kind,
+    /// Whether what is compressed counts within the limit.
+    counted: bool,
     environment: BTreeMap<String, String>,
     journal: Arc<Journal>,
     place: Option<Place>,
@@ -72,6 +76,10 @@ pub struct Kernel {
     compressor: String,
     /// The most memory that all zram devices have taken in a run, in bytes.
     pool_peak: u64,
+    /// Keeps the limit while a program runs, where zram counts within it.
+    keeper: Option<Keeper>,
+    /// The most that such a limit has seen, in bytes.
+    total_peak: u64,
 }
 
 #[derive(Debug)]
@@ -81,11 +89,12 @@ struct Area {
 }
 
 impl Kernel {
-    /// A target of this kind, which writes down in `journal` what it makes.
+    /// A target of this kind, which writes down in `journal` what it makes. `counted`: what is compressed counts within the limit.
     #[must_use]
-    pub fn new(kind: Kind, environment: BTreeMap<String, String>, journal: &Arc<Journal>) -> Kernel {
+    pub fn new(kind: Kind, counted: bool, environment: BTreeMap<String, String>, journal: &Arc<Journal>) -> Kernel {
         Kernel {
             kind,
+            counted,
             environment,
             journal: Arc::clone(journal),
             place: None,
@@ -97,6 +106,8 @@ impl Kernel {
             traffic: (0, 0),
             compressor: String::new(),
             pool_peak: 0,
+            keeper: None,
+            total_peak: 0,
         }
     }
 
@@ -181,8 +192,25 @@ impl Kernel {
         let cgroup = Cgroup::at(parent.path.join(self.journal.new_name()), hierarchy.version);
         self.note_passing(Thing::Cgroup { path: cgroup.path.clone() })?;
         cgroup.make(limit)?;
+        if self.counted && self.kind == Kind::Zram {
+            let devices: Vec<zram::Id> = self.areas.iter().filter_map(|area| area.device).collect();
+            let pool = move || devices.iter().map(|device| zram::used(*device)).sum();
+            self.keeper = Some(Keeper::start(cgroup.clone(), limit, pool)?);
+        }
         self.cgroup = Some(cgroup);
         Ok(())
+    }
+
+    /// Ends the thread that keeps the limit, and tells `round` what it has seen.
+    fn end_keeper(&mut self, round: &mut Round, limit: u64) {
+        let Some(Seen { total_peak, pool_peak, does_not_fit }) = self.keeper.take().map(Keeper::end) else { return };
+        self.total_peak = self.total_peak.max(total_peak);
+        round.peak_limited_bytes = total_peak;
+        if does_not_fit {
+            round.wrong.push(format!(
+                "it does not fit: what was compressed took {pool_peak} of the {limit} bytes that it has for both, and left too little"
+            ));
+        }
     }
 
     fn undo(&self, things: &mut Vec<Thing>) {
@@ -195,6 +223,9 @@ impl Kernel {
     }
 
     fn undo_passing(&mut self) {
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.end();
+        }
         self.cgroup = None;
         let mut things = std::mem::take(&mut self.passing);
         self.undo(&mut things);
@@ -236,6 +267,12 @@ impl Target for Kernel {
             tell("algorithm", zram::ALGORITHM.to_string());
             tell("compressed_bytes_peak", self.pool_peak.to_string());
         }
+        if self.counted {
+            tell("pool", "counted".to_string());
+        }
+        if self.counted && self.kind == Kind::Zram {
+            tell("total_bytes_peak", self.total_peak.to_string());
+        }
         if self.kind == Kind::Zswap {
             for name in ["max_pool_percent", "accept_threshold_percent", "shrinker_enabled"] {
                 if let Ok(value) = zswap::get(name) {
@@ -266,6 +303,9 @@ impl Target for Kernel {
         }
         let hierarchy = Hierarchy::find()?;
         hierarchy.parent()?;
+        if self.counted && self.kind == Kind::Zswap && hierarchy.version == Version::One {
+            return Err("pool=counted: the memory cgroups of this machine are of version 1, whose limit does not count what zswap has compressed: start Linux with systemd.unified_cgroup_hierarchy=1, or leave pool=counted out".to_string());
+        }
         self.journal.claim_kernel()?;
         self.hierarchy = Some(hierarchy);
         if let Err(why) = self.make_areas(place) {
@@ -300,13 +340,14 @@ impl Target for Kernel {
 
     fn after(&mut self, round: &mut Round) {
         add_traffic(round, self.traffic);
-        if let (Some(cgroup), Some(place)) = (&self.cgroup, &self.place) {
+        if let (Some(cgroup), Some(limit)) = (self.cgroup.clone(), self.place.as_ref().map(limit_bytes)) {
             round.peak_limited_bytes = cgroup.peak_bytes();
+            self.end_keeper(round, limit);
             let killed = cgroup.killed();
             if killed > 0 {
                 round.wrong.push(format!(
-                    "the kernel ended {killed} of its processes: out of memory in its cgroup, whose limit is {} bytes",
-                    limit_bytes(place)
+                    "the kernel ended {killed} of its processes: out of memory in its cgroup, whose limit is {limit} bytes{}",
+                    if self.counted { ", what is compressed included" } else { "" }
                 ));
             }
         }

@@ -19,6 +19,7 @@ pub mod plain;
 pub mod spec;
 pub mod swap;
 pub mod tools;
+pub mod total;
 pub mod zram;
 pub mod zswap;
 

@@ -7,7 +7,7 @@
 //! TARGET    NAME[:OPTION[+OPTION…]]             a plus within an option: \+
 //!           command:[OPTION …] WORDS            as a shell would split them; options are leading words
 //! NAME      native, farshore, linux-swap, zram, zswap
-//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, and build=PATH
+//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, and build=PATH; for zram and zswap pool=counted
 //! ```
 //!
 //! Every other backslash is a backslash.
@@ -21,7 +21,7 @@ use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, SwapSpec};
 
 use super::Target;
-use super::farshore::Farshore;
+use super::farshore::{self, Farshore};
 use super::kernel::{self, Kernel};
 use super::plain::Plain;
 use crate::journal::Journal;
@@ -47,7 +47,7 @@ pub struct Spec {
 enum Kind {
     Native,
     Farshore { options: Vec<(String, String)>, build: Option<PathBuf> },
-    Kernel(kernel::Kind),
+    Kernel { kind: kernel::Kind, counted: bool },
     Command(Vec<String>),
 }
 
@@ -90,7 +90,7 @@ impl Spec {
     /// Linux swap in a file.
     #[must_use]
     pub fn linux_swap(label: &str) -> Spec {
-        Spec::labelled("linux-swap", Kind::Kernel(kernel::Kind::File), label)
+        Spec::labelled("linux-swap", Kind::Kernel { kind: kernel::Kind::File, counted: false }, label)
     }
 
     fn labelled(text: &str, kind: Kind, label: &str) -> Spec {
@@ -103,9 +103,9 @@ impl Spec {
         match &self.kind {
             Kind::Native => "native",
             Kind::Farshore { .. } => "farshore",
-            Kind::Kernel(kernel::Kind::File) => "linux-swap",
-            Kind::Kernel(kernel::Kind::Zram) => "zram",
-            Kind::Kernel(kernel::Kind::Zswap) => "zswap",
+            Kind::Kernel { kind: kernel::Kind::File, .. } => "linux-swap",
+            Kind::Kernel { kind: kernel::Kind::Zram, .. } => "zram",
+            Kind::Kernel { kind: kernel::Kind::Zswap, .. } => "zswap",
             Kind::Command(_) => "command",
         }
     }
@@ -113,7 +113,7 @@ impl Spec {
     /// Whether it is one of the kernel's, which need root.
     #[must_use]
     pub fn is_the_kernels(&self) -> bool {
-        matches!(self.kind, Kind::Kernel(_))
+        matches!(self.kind, Kind::Kernel { .. })
     }
 
     /// The target. `farshore` is the command for those that name no build of their own; what is made is written down in `journal`.
@@ -123,7 +123,7 @@ impl Spec {
         match &self.kind {
             Kind::Native => Box::new(Plain::new(Vec::new(), environment)),
             Kind::Command(words) => Box::new(Plain::new(words.clone(), environment)),
-            Kind::Kernel(kind) => Box::new(Kernel::new(*kind, environment, journal)),
+            Kind::Kernel { kind, counted } => Box::new(Kernel::new(*kind, *counted, environment, journal)),
             Kind::Farshore { options, build } => {
                 let command = build.as_deref().map_or_else(|| farshore.to_path_buf(), command_of);
                 Box::new(Farshore::new(command, options.clone(), environment, journal))
@@ -153,9 +153,9 @@ impl std::str::FromStr for Spec {
         let kind = match name {
             "native" => Kind::Native,
             "farshore" => Kind::Farshore { options: Vec::new(), build: None },
-            "linux-swap" => Kind::Kernel(kernel::Kind::File),
-            "zram" => Kind::Kernel(kernel::Kind::Zram),
-            "zswap" => Kind::Kernel(kernel::Kind::Zswap),
+            "linux-swap" => Kind::Kernel { kind: kernel::Kind::File, counted: false },
+            "zram" => Kind::Kernel { kind: kernel::Kind::Zram, counted: false },
+            "zswap" => Kind::Kernel { kind: kernel::Kind::Zswap, counted: false },
             "command" => Kind::Command(Vec::new()),
             _ => return Err(format!("unknown target {name:?}: use {NAMES}")),
         };
@@ -207,6 +207,14 @@ impl Spec {
                 None => Ok(()),
                 Some(_) => twice(),
             },
+            ("pool", Kind::Kernel { kind: kernel::Kind::Zram | kernel::Kind::Zswap, counted }) => match value {
+                "counted" if *counted => twice(),
+                "counted" => {
+                    *counted = true;
+                    Ok(())
+                }
+                _ => Err(format!("option \"pool\" of target {target:?} is {value:?}: the only value is counted")),
+            },
             (_, Kind::Farshore { options, .. }) if KEYS.contains(&key) => {
                 if key != "swap" && options.iter().any(|(other, _)| other == key) {
                     return twice();
@@ -225,12 +233,18 @@ impl Spec {
 
 /// The options that a target takes, for messages.
 fn valid(target: &str) -> String {
-    if target == "farshore" { format!("{}, build, {COMMON}", KEYS.join(", ")) } else { COMMON.to_string() }
+    match target {
+        "farshore" => format!("{}, build, {COMMON}", KEYS.join(", ")),
+        "zram" | "zswap" => format!("pool=counted, {COMMON}"),
+        _ => COMMON.to_string(),
+    }
 }
 
 /// Refuses what no build of Farshore would take.
 fn check_value(key: &str, value: &str) -> Result<(), String> {
     match key {
+        // The directory of this command's own swap files.
+        "swap" if value == farshore::OWN_DIRECTORY => Ok(()),
         "swap" => value.parse::<SwapSpec>().map(|_| ()).map_err(|error| error.to_string()),
         "fault" => value.parse::<FaultMode>().map(|_| ()).map_err(|error| error.to_string()),
         "threshold" => value.parse::<Size>().map(|_| ()).map_err(|error| error.to_string()),

@@ -162,6 +162,17 @@ pub fn forget_peak(device: Id) {
 /// The most memory that the device has taken since then, in bytes: no limit counts it. 0 if it is not told.
 #[must_use]
 pub fn peak(device: Id) -> u64 {
+    told(device, 4)
+}
+
+/// The memory that the device takes now, in bytes. 0 if it is not told.
+#[must_use]
+pub fn used(device: Id) -> u64 {
+    told(device, 2)
+}
+
+/// A number of `mm_stat`, by its place.
+fn told(device: Id, place: usize) -> u64 {
     let text = tools::read(&device.folder().join("mm_stat")).unwrap_or_default();
-    text.split_whitespace().nth(4).and_then(|word| word.parse().ok()).unwrap_or(0)
+    text.split_whitespace().nth(place).and_then(|word| word.parse().ok()).unwrap_or(0)
 }

@@ -67,7 +67,21 @@ fn swap_spaces_are_on_the_device_if_one_is() {
     assert!(on(&[]));
     assert!(on(&[("swap", "ram"), ("swap", &dir)]));
     assert!(on(&[("swap", &file)]));
+    assert!(on(&[("swap", "ram:lz4"), ("swap", OWN_DIRECTORY)]));
     assert!(!on(&[("swap", "ram"), ("swap", "delay:1us"), ("swap", "dir:/proc")]));
+}
+
+#[test]
+fn the_directory_of_this_command_has_a_short_name() {
+    let (directory, journal) = journal();
+    let mut target =
+        Farshore::new("/bin/farshore".into(), options(&[("swap", "ram:lz4"), ("swap", "dir")]), BTreeMap::new(), &journal);
+    target.place = Some(place(directory.path()));
+    let command = target.command(&["true".into()]);
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+    let own = format!("--swap=dir:{}", place(directory.path()).directory.display());
+    let swaps: Vec<_> = words.iter().filter(|word| word.starts_with("--swap")).collect();
+    assert_eq!(swaps, ["--swap=ram:lz4", &own]);
 }
 
 #[test]
