@@ -168,10 +168,36 @@ class TestBench:
     def test_workloads(self):
         """Every workload, verified, natively and under Farshore."""
         for words in (["random", "--mode", "read", "--run-length", "512", *SHORT], ["scan", "--passes", "2"], ["scan", "--mode", "update", "--passes", "1"],
-                      ["hotset", *SHORT], ["gups-move", *SHORT], ["phase"], ["pagerank", "--iterations", "2"], ["stress", "--threads", "3"]):
+                      ["hotset", *SHORT], ["gups-move", *SHORT], ["phase"], ["pagerank", "--iterations", "2"], ["stress", "--threads", "3"],
+                      ["grid", *SHORT], ["tree", *SHORT], ["tree", "--mode", "read", *SHORT]):
             results, _, err = self.measured(*words, *SMALL, "--against", "farshore,native")
             for target in results["experiments"][0]["targets"]:
                 expect(all(not turn["wrong"] for turn in target["rounds"]), f"{words} under {target['label']}: {err[-500:]}")
+
+    def test_families(self):
+        """A row at a part of its peak: what zram has compressed counts within the limit, and all is in one table."""
+        against = "farshore,farshore:swap=ram:lz4+swap=dir" + (",linux-swap,zram:pool=counted" if self.root else "")
+        words = ["families", "--only", "grid", "--local", "60", "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", against]
+        results, out, err = self.measured(*words)
+        native, limited = results["experiments"]
+        expect(native["family"] == limited["family"] == "grid" and native["memory_bytes"] == 0, f"rows: {native['family']}, {limited['family']}")
+        peak = native["targets"][0]["rounds"][0]["peak_resident_bytes"]
+        expect(0 <= peak * 0.6 - limited["memory_bytes"] < 1 << 20, f"60 % of {peak} is not {limited['memory_bytes']}")
+        for target in limited["targets"]:
+            (turn,) = target["rounds"]
+            if target["kind"] == "farshore":
+                expect(turn["wrong"] == [], f"{target['label']}: {turn['wrong']} {err[-500:]}")
+            if target["kind"] == "zram" and not turn["wrong"]:
+                settings = {name: int(target["settings"][name]) for name in ("limit_bytes", "compressed_bytes_peak", "total_bytes_peak")}
+                expect(settings["compressed_bytes_peak"] > 1 << 20, f"nothing was compressed: {settings}")
+                # Between two looks more may be there, but not as much as there would be without them.
+                most = settings["limit_bytes"] + settings["compressed_bytes_peak"] // 2
+                expect(settings["total_bytes_peak"] < most, f"the limit was not kept: {settings}")
+        expect("to farshore:swap=ram:lz4+swap=dir" in out and "grid" in out, f"no table of families: {out[-800:]}")
+        done, out, _ = self.call("families", "--list")
+        expect(done == 0 and "tree:" in out and "java-g1:" in out, f"status {done}: {out}")
+        done, _, err = self.call("families", "--memory", "1G")
+        expect(done != 0 and "--memory" in err, f"status {done}: {err}")
 
     def test_kv(self):
         """Servers under load."""

@@ -35,6 +35,7 @@ pub const WORDS: Words = Words { first: "workload", known: THERE_IS, required: &
     override_usage = "farshore bench WORKLOAD [OPTIONS] [--against TARGET[,TARGET]...]\n       \
     farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
+    farshore bench families [OPTIONS]\n       \
     farshore bench uthread [array|kv|scan|switch] [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
@@ -54,12 +55,13 @@ pub struct BenchArgs {
     ///   native                 no limit, without Farshore;
     ///   farshore[:OPTION[+OPTION]...]
     ///                          farshore run; OPTION is KEY=VALUE with an option of farshore run
-    ///                          (prefetch=none, evictors=2, swap=delay:10us), or build=PATH for
-    ///                          another build's command;
+    ///                          (prefetch=none, evictors=2, swap=delay:10us; swap=dir for a file
+    ///                          below --dir), or build=PATH for another build's command;
     ///   linux-swap             a memory cgroup (v1 or v2), and swap files in the same directory;
     ///   zram                   the same cgroup, and compressed RAM with lz4;
     ///   zswap                  the same swap files behind the kernel's compressed cache;
     ///   command:WORDS          WORDS before the program: 'command:nice -n 5'.
+    /// With zram:pool=counted and zswap:pool=counted the limit is for what is compressed, too.
     /// Each also takes the options label=NAME and env.NAME=VALUE. Write a comma in an option as \,.
     /// linux-swap, zram and zswap need root.
     #[arg(long, global = true, value_name = "TARGETS", verbatim_doc_comment, value_parser = targets)]
@@ -148,6 +150,8 @@ pub enum What {
     Workload(Workload),
     /// The canonical set: what `make bench` runs, in under 20 minutes on two cores
     Canonical(CanonicalArgs),
+    /// Families of programs, each at parts of its peak: what the default is worth against Linux swap, zram, zswap and other --swap
+    Families(FamiliesArgs),
     /// The ways in which a service can wait for far memory: yield, busy, block, Linux swap
     Uthread(Box<UthreadArgs>),
     /// The device below --dir alone
@@ -161,6 +165,20 @@ pub struct CanonicalArgs {
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
     /// List what would be run, and how long it takes
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// `farshore bench families`.
+#[derive(Args, Debug)]
+pub struct FamiliesArgs {
+    /// Run only the rows whose name contains TEXT; repeat for more
+    #[arg(long, value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// Local memory, in percent of the peak that the program has natively
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [75.0, 50.0, 25.0], value_parser = percent)]
+    pub local: Vec<f64>,
+    /// List the rows, and what is missing for them
     #[arg(long)]
     pub list: bool,
 }
@@ -227,6 +245,13 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.01..=1e6).contains(&value) => Ok(value),
         _ => Err(format!("invalid number of seconds {text:?}: write one from 0.01 to 1000000")),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim().trim_end_matches('%').parse::<f64>() {
+        Ok(value) if (1.0..100.0).contains(&value) => Ok(value),
+        _ => Err(format!("invalid percentage {text:?}: write numbers from 1 to 99, with commas between them")),
     }
 }
 

@@ -105,6 +105,7 @@ mod tests {
             swap_files: 1,
             sweep: None,
             targets: spec::parse_list(targets).unwrap(),
+            family: String::new(),
         }
     }
 

@@ -5,7 +5,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`args`], [`run`], [`output`], [`place`] | the command line; what it makes happen; tables and files; how a file gets its place |
-//! | [`plan`], [`canonical`], [`check`] | what is to be run; the canonical set; whether memory and disk suffice |
+//! | [`plan`], [`canonical`], [`families`], [`check`] | what is to be run; the two sets; whether memory and disk suffice |
 //! | [`targets`], [`journal`] | what a program is run under; what was made for that, so that it goes again |
 //! | [`rounds`], [`measure`], [`child`], [`proc`] | targets in turn; one run; one process; `/proc` |
 //! | [`uthread`] | services: the ways in which they can wait for far memory |
@@ -19,6 +19,7 @@ pub mod check;
 pub mod child;
 pub mod compare;
 pub mod device;
+pub mod families;
 pub mod journal;
 pub mod machine;
 pub mod measure;

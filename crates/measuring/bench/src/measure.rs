@@ -90,13 +90,13 @@ pub fn run(
 }
 
 /// A child that is written down while it runs: after a `kill -9` of this command the next start ends it.
-struct Noted<'a> {
+pub(crate) struct Noted<'a> {
     journal: &'a Journal,
     thing: Option<Thing>,
 }
 
 impl<'a> Noted<'a> {
-    fn new(journal: &'a Journal, child: &Child) -> Result<Self, String> {
+    pub(crate) fn new(journal: &'a Journal, child: &Child) -> Result<Self, String> {
         let noted = Noted { journal, thing: Thing::process(child.pid()) };
         noted.thing.clone().map_or(Ok(()), |thing| journal.note(thing))?;
         Ok(noted)

@@ -48,6 +48,8 @@ pub struct Experiment {
     pub sweep: Option<SweepPoint>,
     /// What it is run under; the first is the reference.
     pub targets: Vec<Spec>,
+    /// The row of `families` that it belongs to; empty: none.
+    pub family: String,
 }
 
 /// What the experiments of one command line have in common.
@@ -128,11 +130,12 @@ fn experiment(subject: Subject, common: &Common, sweep: Option<SweepPoint>) -> R
         swap_files: common.swap_files,
         sweep,
         targets: common.targets.clone(),
+        family: String::new(),
     })
 }
 
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn percent_of(bytes: u64, percent: f64) -> u64 {
+pub(crate) fn percent_of(bytes: u64, percent: f64) -> u64 {
     (bytes as f64 * percent / 100.0) as u64
 }
 

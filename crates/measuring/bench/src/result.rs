@@ -136,6 +136,8 @@ pub struct Experiment {
     pub swap_files: u32,
     /// Where on a sweep this is.
     pub sweep: Option<SweepPoint>,
+    /// The row of `farshore bench families` that it belongs to; empty: none.
+    pub family: String,
     /// What is compared.
     pub figure: Figure,
     /// What came out, the reference first.

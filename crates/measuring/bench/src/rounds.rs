@@ -5,6 +5,7 @@
 //! disk's own cache, the processor's clock).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::child::{Child, Output, Watch};
 use crate::journal::Journal;
-use crate::measure::{self, Interrupted};
+use crate::measure::{self, Interrupted, Noted};
 use crate::plan::Experiment;
 use crate::progress::Progress;
 use crate::result;
@@ -101,6 +102,7 @@ impl Turns<'_> {
             threads: experiment.threads(),
             swap_files: experiment.swap_files,
             sweep: experiment.sweep.clone(),
+            family: experiment.family.clone(),
             figure: experiment.figure(),
             targets: sides.into_iter().map(|side| side.result).collect(),
         };
@@ -118,11 +120,20 @@ impl Turns<'_> {
     }
 
     fn prepare(&self, experiment: &Experiment, progress: &Progress) -> Result<(), String> {
-        let Some(words) = experiment.preparation(self.load, self.journal.work()) else { return Ok(()) };
-        progress.doing(&format!("{}: making the data", experiment.name));
+        let words = experiment.preparation(self.load, self.journal.work());
+        words.map_or(Ok(()), |words| self.make_first(&experiment.name, &words, progress))
+    }
+
+    /// Runs what makes something that a comparison needs, once and natively.
+    ///
+    /// # Errors
+    /// It could not be made: one line.
+    pub fn make_first(&self, name: &str, words: &[OsString], progress: &Progress) -> Result<(), String> {
+        progress.doing(&format!("{name}: making the data"));
         let mut command = std::process::Command::new(&words[0]);
         command.args(&words[1..]);
         let mut child = Child::start(command, Output::Hash)?;
+        let _noted = Noted::new(self.journal, &child)?;
         let watch = Watch { stop: self.stop, deadline: Instant::now() + self.timeout };
         let ended = child.wait(watch, |_| {}).map_err(|silence| format!("making the data was ended ({silence:?})"))?;
         let wrong = child.reap(ended).wrong;

@@ -1,5 +1,6 @@
 //! `farshore bench`: from the command line to tables and files.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
-use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, What};
+use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, FamiliesArgs, What};
+use crate::families::{Families, Kitchen};
 use crate::journal::{self, Journal};
 use crate::plan::{self, Common, Experiment, Subject};
 use crate::progress::Progress;
@@ -18,7 +20,8 @@ use crate::uthread::course::{Course, Maker, Rounds};
 use crate::{canonical, check, compare, device, machine, output, statistics, table, uthread};
 
 /// What can be measured, for messages.
-pub const THERE_IS: &str = "random, scan, hotset, gups-move, phase, pagerank, stress, kv, canonical, uthread or device";
+pub const THERE_IS: &str =
+    "random, scan, hotset, gups-move, phase, pagerank, stress, grid, tree, kv, canonical, families, uthread or device";
 /// What is compared where nothing is said.
 const USUAL: &str = "farshore,linux-swap";
 /// The server of `uthread`, and what says where it is.
@@ -82,7 +85,15 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         return output::print(&uthread::switch_text()).map(|()| 0);
     }
     let course = course(arguments, farshore)?;
-    let plan = course.as_ref().map_or_else(|| plan(arguments), |course| Ok(course.needs()))?;
+    let families = families(arguments)?;
+    if let (Some(families), Some(What::Families(FamiliesArgs { list: true, .. }))) = (&families, &arguments.what) {
+        return output::print(&families.list()).map(|()| 0);
+    }
+    let plan = match (&course, &families) {
+        (Some(course), _) => course.needs(),
+        (None, Some(families)) => families.needs().map_err(Failure::Failed)?,
+        (None, None) => plan(arguments)?,
+    };
     if let Some(What::Canonical(CanonicalArgs { list: true, .. })) = &arguments.what {
         return output::print(&list(&plan)).map(|()| 0);
     }
@@ -134,7 +145,8 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         ..Results::default()
     };
     let mut progress = Progress::new();
-    let ended = measure(arguments, &plan, course.as_ref(), &turns, &mut results, &mut progress);
+    let series = (course.as_ref(), families.as_ref());
+    let ended = measure(arguments, &plan, series, &turns, &mut results, &mut progress);
     progress.finish();
     for line in journal.close() {
         output::tell(&line);
@@ -188,12 +200,12 @@ fn ours_went_wrong(target: &result::TargetResult) -> bool {
 fn measure(
     arguments: &BenchArgs,
     plan: &[Experiment],
-    course: Option<&Course>,
+    (course, families): (Option<&Course>, Option<&Families>),
     turns: &Turns<'_>,
     results: &mut Results,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
-    if course.is_none() {
+    if course.is_none() && families.is_none() {
         plan.iter().for_each(|experiment| turns.announce(experiment, progress));
     }
     if let Some(seconds) = device_seconds(arguments) {
@@ -208,6 +220,9 @@ fn measure(
         }
     }
     let mut taker = Taker { json: arguments.json.as_deref(), turns, results, progress };
+    if let Some(families) = families {
+        return families.run(&mut taker);
+    }
     let Some(course) = course else {
         for experiment in plan {
             if taker.take(experiment, turns)?.is_none() {
@@ -269,6 +284,21 @@ impl Maker for Taker<'_> {
     }
 }
 
+impl Kitchen for Taker<'_> {
+    fn directory(&self) -> &Path {
+        self.turns.journal.work()
+    }
+
+    fn make_first(&mut self, name: &str, words: &[OsString]) -> Result<(), String> {
+        self.turns.make_first(name, words, self.progress)
+    }
+
+    fn leave_out(&mut self, name: &str, why: &str) {
+        self.progress.say(&format!("{name} is left out: {why}"));
+        self.results.skipped.insert(name.to_string(), why.to_string());
+    }
+}
+
 /// Bytes of the file that the device is measured on.
 fn device_file(arguments: &BenchArgs) -> u64 {
     match &arguments.what {
@@ -304,7 +334,7 @@ fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
         (Some(_), false) => {
             return Err(Failure::Usage("a workload and a PROGRAM are both given: give one of them".into()));
         }
-        (Some(What::Device(_) | What::Canonical(_) | What::Uthread(_)), true) => return Ok(Vec::new()),
+        (Some(What::Device(_) | What::Canonical(_) | What::Families(_) | What::Uthread(_)), true) => return Ok(Vec::new()),
         (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
         (None, false) => Subject::Program(arguments.program.clone()),
         (None, true) => {
@@ -340,6 +370,25 @@ fn compare_files(old: &Path, new: &Path) -> Result<u8, Failure> {
 fn course(arguments: &BenchArgs, farshore: &Path) -> Result<Option<Course>, Failure> {
     let Some(What::Uthread(uthread)) = &arguments.what else { return Ok(None) };
     Course::new(uthread, arguments, beside(farshore, SERVE.0, SERVE.1)).map(Some).map_err(Failure::Usage)
+}
+
+/// The rows of families, if they are what is asked for.
+fn families(arguments: &BenchArgs) -> Result<Option<Families>, Failure> {
+    let Some(What::Families(families)) = &arguments.what else { return Ok(None) };
+    let foreign = [
+        ("--memory", arguments.memory.is_some()),
+        ("--pool", arguments.pool.is_some()),
+        ("--swap-size", arguments.swap_size.is_some()),
+        ("--swap-files", arguments.swap_files != 1),
+        ("--sweep", arguments.sweep.is_some()),
+        ("a PROGRAM", !arguments.program.is_empty()),
+    ];
+    if let Some((option, _)) = foreign.iter().find(|(_, given)| *given) {
+        return Err(Failure::Usage(format!(
+            "families finds sizes and limits by itself: leave {option} out; --local says at which parts of the peak"
+        )));
+    }
+    Families::new(families, &targets(arguments)).map(Some).map_err(Failure::Usage)
 }
 
 /// Another program of ours: where the environment says, else beside `farshore`.

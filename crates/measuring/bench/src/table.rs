@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `grid` | aligned columns, as many as there is room for |
 //! | `targets` | the table of an experiment or a sweep |
+//! | `families` | all rows of families in one |
 //! | `markdown` | a whole set for a README |
 //! | `units` | numbers with units |
 //!
 //! A table takes at most 140 columns. On a narrow terminal columns go in this order: wall time, CPU time, p90, peak RSS, max, range, faults,
 //! p99.9, fetches a second, p50, CPU time a fault, device, verdict, p99. The target, its figure and the ratio always stay.
 
+mod families;
 pub(crate) mod grid;
 mod markdown;
 pub(crate) mod targets;
@@ -32,6 +34,7 @@ pub fn results(results: &Results, colours: bool, width: usize) -> String {
     let mut parts = vec![machine_text(&results.machine)];
     parts.extend(results.device.as_ref().map(|device| device_text(device, colours, width)));
     parts.extend(group::groups(&results.experiments).iter().map(|group| targets::text(group, colours, width.min(WIDEST))));
+    parts.push(families::text(&results.experiments, colours, width.min(WIDEST)));
     parts.push(skipped_text(&results.skipped));
     parts.retain(|part| !part.is_empty());
     parts.join("\n")

@@ -206,6 +206,7 @@ fn experiment(
         threads,
         swap_files: files,
         sweep: sweep.map(|(axis, value)| SweepPoint { axis, value }),
+        family: String::new(),
         figure: Figure { name: "updates a second".into(), unit: "/s".into(), less_is_better: false },
         targets,
     }

@@ -1,5 +1,6 @@
 //! A whole set as one Markdown table, for a README or the file beside the results.
 
+use super::families;
 use super::targets::{self, verdict_word};
 use super::units::{digits, metric, nanoseconds, percent, point, quantity};
 use crate::report::group::{self, Group};
@@ -24,6 +25,15 @@ const TITLES: [(&str, bool); 9] = [
 pub fn markdown(results: &Results) -> String {
     let groups = group::groups(&results.experiments);
     let mut text = lines(&super::machine_text(&results.machine));
+    if let Some((about, rows)) = families::markdown_rows(&results.experiments) {
+        text += &format!("The table shows {about}.\n\n");
+        for (number, cells) in rows.into_iter().enumerate() {
+            let marks = (number == 0).then(|| row(cells.iter().map(|_| "---".to_string())));
+            text += &row(cells);
+            text += &marks.unwrap_or_default();
+        }
+        text += "\n";
+    }
     text += &row(TITLES.iter().map(|(title, _)| (*title).to_string()));
     text += &row(TITLES.iter().map(|(_, right)| if *right { "---:" } else { "---" }.to_string()));
     for group in &groups {

@@ -248,6 +248,7 @@ impl Course {
             swap_files: 1,
             sweep: None,
             targets: modes.iter().map(|mode| target(*mode, &self.swaps)).collect(),
+            family: String::new(),
         }
     }
 
