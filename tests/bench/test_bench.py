@@ -190,8 +190,8 @@ class TestBench:
             if target["kind"] == "zram" and not turn["wrong"]:
                 settings = {name: int(target["settings"][name]) for name in ("limit_bytes", "compressed_bytes_peak", "total_bytes_peak")}
                 expect(settings["compressed_bytes_peak"] > 1 << 20, f"nothing was compressed: {settings}")
-                # Between two looks more may be there, but not as much as there would be without them.
-                most = settings["limit_bytes"] + settings["compressed_bytes_peak"] // 2
+                # Between two looks more may be there, but not all that there would be without them.
+                most = settings["limit_bytes"] + settings["compressed_bytes_peak"]
                 expect(settings["total_bytes_peak"] < most, f"the limit was not kept: {settings}")
         expect("to farshore:swap=ram:lz4+swap=dir" in out and "grid" in out, f"no table of families: {out[-800:]}")
         done, out, _ = self.call("families", "--list")
