@@ -227,7 +227,12 @@ impl Worth {
     /// What was decided, and on what grounds.
     pub(super) fn decided(&self) -> Decided {
         let seen = self.seen();
-        Decided { bytes: self.bytes(), ratio: seen.ratio, here_ns: seen.here_ns - FAULT_NS, below_ns: seen.below_ns - FAULT_NS }
+        Decided {
+            bytes: self.bytes(),
+            ratio: seen.ratio,
+            here_ns: seen.here_ns + seen.pack_ns - FAULT_NS,
+            below_ns: seen.below_ns - FAULT_NS,
+        }
     }
 
     fn class_pages(&self) -> u64 {
@@ -311,7 +316,8 @@ impl Worth {
             came,
             ratio: PAGE_SIZE as f64 / (part(&self.packed, PAGE_SIZE as f64) * CHUNK_WASTE),
             fit: part(&self.fit, 0.0),
-            here_ns: FAULT_NS + part(&self.unpacking, POOL_NS / 2.0) + part(&self.packing, POOL_NS / 2.0),
+            here_ns: FAULT_NS + part(&self.unpacking, POOL_NS / 2.0),
+            pack_ns: part(&self.packing, POOL_NS / 2.0),
             below_ns: FAULT_NS + part(&self.below, BELOW_NS),
         }
     }
@@ -342,8 +348,11 @@ struct Seen {
     came: [f64; DEPTHS],
     ratio: f64,
     fit: f64,
+    /// What a fetch from the pool and one from below take.
     here_ns: f64,
     below_ns: f64,
+    /// What each page takes on its way into the pool.
+    pack_ns: f64,
 }
 
 impl Seen {
@@ -362,7 +371,11 @@ impl Seen {
         let more = shift.max(0.0) * self.came[0];
         let (reached, deeper) = (self.between(first, end), self.between(end, DEPTHS as f64));
         let of_pool = self.fit * self.here_ns + (1.0 - self.fit) * self.below_ns;
-        if units == 0 { (more + reached + deeper) * self.below_ns } else { (more + reached) * of_pool + deeper * self.below_ns }
+        if units == 0 {
+            return (more + reached + deeper) * self.below_ns;
+        }
+        // Whatever comes has left before, and was compressed if it can be: also what the pool had no room for by then.
+        (more + reached) * of_pool + deeper * self.below_ns + (more + reached + deeper) * self.fit * self.pack_ns
     }
 
     /// The pool's size after this, in units: one nearer to the best, if that is much better.
@@ -428,6 +441,15 @@ mod tests {
             let units = played(2 * FRAMES, packed, below_ns, |_| random.below(2 * FRAMES as u64) as usize);
             assert_eq!(units, 0, "{packed:?}, {below_ns} ns");
         }
+    }
+
+    #[test]
+    fn what_is_compressed_for_nothing_counts() {
+        // Pages come from all depths alike, of which the pool reaches most.
+        let mut seen = Seen { came: [100.0; DEPTHS], ratio: 4.0, fit: 1.0, here_ns: 10_000.0, below_ns: 30_000.0, pack_ns: 0.0 };
+        assert_eq!(seen.next(4), 5);
+        seen.pack_ns = 20_000.0;
+        assert_eq!(seen.next(4), 3);
     }
 
     #[test]
