@@ -28,6 +28,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::sync::LazyLock;
 
 use farshore_replay::sample::Sample;
 
@@ -376,8 +377,8 @@ fn joined_until_known(slices: &[Slice]) -> Vec<Slice> {
 
 /// Spreads moments from `low` to `high` ns after a page has left over the times that there are.
 fn spread(moments: &mut [f64], low: f64, high: f64, weight: f64) {
-    // What is smaller than a thousandth of it is all one.
-    let (mut from, mut n) = (low, bucket(low.max(high / 1024.0).max(1.0)));
+    // What is smaller than a hundredth of it is all one.
+    let (mut from, mut n) = (low, bucket(low.max(high / 128.0).max(1.0)));
     while from < high && n < TIMES {
         let to = if n + 1 == TIMES { high } else { edge(n + 1).min(high) };
         moments[n] += (to - from).max(0.0) * weight;
@@ -390,7 +391,9 @@ fn bucket(ns: f64) -> usize {
 }
 
 fn edge(bucket: usize) -> f64 {
-    (bucket as f64 / EIGHTHS).exp2()
+    // Asked dozens of times for each page that comes.
+    static EDGES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..TIMES).map(|bucket| (bucket as f64 / EIGHTHS).exp2()).collect());
+    EDGES[bucket]
 }
 
 fn time(bucket: usize) -> f64 {
