@@ -82,18 +82,11 @@ impl RamSpace {
             None => SwapSpec::Ram { compress: None, size },
         };
         let name = spec.to_string();
-        let mut bytes = size.map_or_else(machine_bytes, Size::bytes) / SMALLEST_BYTES * SMALLEST_BYTES;
+        let bytes = size.map_or_else(machine_bytes, Size::bytes) / SMALLEST_BYTES * SMALLEST_BYTES;
         if bytes == 0 {
             return Err(OpenError::TooSmall { what: name, bytes: size.map_or(0, Size::bytes) });
         }
-        let memory = loop {
-            match Memory::reserve(bytes) {
-                Ok(memory) => break memory,
-                // Strict overcommit, or a limit of the address space.
-                Err(_) if size.is_none() && bytes >= 2 * SMALLEST_BYTES => bytes = bytes / 2 / SMALLEST_BYTES * SMALLEST_BYTES,
-                Err(errno) => return Err(OpenError::NoMemory { bytes, errno }),
-            }
-        };
+        let memory = crate::reserved::largest(bytes, size.is_none(), Memory::reserve)?;
         // The clock finds the kernel's page for it at its first use: that should be now, and not in a signal handler.
         sleep::now_ns();
         Ok(RamSpace { memory: Arc::new(memory), latency_ns: latency.map_or(0, Time::ns), name })

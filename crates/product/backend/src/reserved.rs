@@ -1,5 +1,6 @@
 //! Address space that is reserved and not committed: pages that were never written take no memory.
 
+use crate::error::{OpenError, SMALLEST_BYTES};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
@@ -7,6 +8,21 @@ use rustix::process::{Resource, getrlimit};
 /// How much address space may be reserved, in bytes, for what may be needed: where the process has a limit of it, an eighth, since the program needs the most.
 pub(crate) fn spare_bytes() -> u64 {
     getrlimit(Resource::As).current.map_or(u64::MAX, |limit| limit / 8)
+}
+
+/// What `make` makes of so many bytes, or where `fewer` will do, of the largest half, quarter … of them of which it can: there may be strict overcommit, or a limit of the
+/// address space.
+///
+/// # Errors
+/// It cannot be had.
+pub(crate) fn largest<T>(mut bytes: u64, fewer: bool, make: impl Fn(u64) -> Result<T, Errno>) -> Result<T, OpenError> {
+    loop {
+        match make(bytes) {
+            Ok(made) => return Ok(made),
+            Err(_) if fewer && bytes >= 2 * SMALLEST_BYTES => bytes = bytes / 2 / SMALLEST_BYTES * SMALLEST_BYTES,
+            Err(errno) => return Err(OpenError::NoMemory { bytes, errno }),
+        }
+    }
 }
 
 /// One private anonymous mapping, zeros at first. A forked child has a copy of it.

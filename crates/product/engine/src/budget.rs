@@ -111,10 +111,10 @@ impl Squeeze {
         }
     }
 
-    /// So many slots are in use; whether the space is squeezed no more.
-    fn loosen(&self, live: u64) -> bool {
+    /// Whether the space is squeezed no more, with so many slots in use. They are counted if it is.
+    fn loosen(&self, live: impl FnOnce() -> u64) -> bool {
         let wanted_at = self.wanted_at.load(Ordering::Relaxed);
-        let over = self.most() != u64::MAX && live < wanted_at - wanted_at / 16;
+        let over = self.most() != u64::MAX && live() < wanted_at - wanted_at / 16;
         if over {
             self.end();
         }
@@ -374,7 +374,7 @@ impl<W: World> Engine<W> {
 
     /// Ends that, if slots have come free since.
     pub(crate) fn loosen_space(&self) {
-        self.budget.kept.0.squeeze.loosen(self.slots.live());
+        self.budget.kept.0.squeeze.loosen(|| self.slots.live());
     }
 
     /// Another space has come: see [`Engine::squeeze_space`].
@@ -517,7 +517,7 @@ mod tests {
             squeeze.tighten(kept, 64, 10_000);
         }
         assert_eq!(allowed(), 0, "a batch at least");
-        assert!(!squeeze.loosen(9_500) && squeeze.loosen(9_000) && !squeeze.loosen(0));
+        assert!(!squeeze.loosen(|| 9_500) && squeeze.loosen(|| 9_000) && !squeeze.loosen(|| 0));
         assert_eq!((allowed(), squeeze.gives_way(0)), (all, false));
     }
 

@@ -227,9 +227,14 @@ impl Cgroup {
     /// What it counts now, in bytes; 0 if it cannot be told.
     #[must_use]
     pub fn usage_bytes(&self) -> u64 {
+        self.number("memory.usage_in_bytes", "memory.current")
+    }
+
+    /// The number in its file of this name in version 1 or 2; 0 if it cannot be told.
+    fn number(&self, one: &str, two: &str) -> u64 {
         let file = match self.version {
-            Version::One => "memory.usage_in_bytes",
-            Version::Two => "memory.current",
+            Version::One => one,
+            Version::Two => two,
         };
         tools::read(&self.path.join(file)).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
     }
@@ -245,11 +250,7 @@ impl Cgroup {
     /// The most that it has counted, in bytes; 0 if the kernel does not tell (version 2 before Linux 5.19).
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
-        let file = match self.version {
-            Version::One => "memory.max_usage_in_bytes",
-            Version::Two => "memory.peak",
-        };
-        tools::read(&self.path.join(file)).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+        self.number("memory.max_usage_in_bytes", "memory.peak")
     }
 
     /// How many of its processes the kernel has killed because of the limit.

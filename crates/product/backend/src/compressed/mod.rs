@@ -86,19 +86,12 @@ impl Compressed {
     pub fn open(kind: Compression, size: Option<Size>, lower: Option<AnyBackend>) -> Result<Compressed, OpenError> {
         let pool_name = SwapSpec::Ram { compress: Some(kind), size }.to_string();
         let all = || crate::ram::machine_bytes().min(crate::reserved::spare_bytes()).max(SMALLEST_BYTES);
-        let mut bytes = size.map_or_else(all, Size::bytes);
+        let bytes = size.map_or_else(all, Size::bytes);
         if bytes < SMALLEST_BYTES {
             return Err(OpenError::TooSmall { what: pool_name, bytes });
         }
         // However many slots the spaces below have: other spaces may come.
-        let pool = loop {
-            match Pool::new(kind, bytes, None, lower.is_some()) {
-                Ok(pool) => break pool,
-                // Strict overcommit, or little address space.
-                Err(_) if size.is_none() && bytes >= 2 * SMALLEST_BYTES => bytes /= 2,
-                Err(errno) => return Err(OpenError::NoMemory { bytes, errno }),
-            }
-        };
+        let pool = crate::reserved::largest(bytes, size.is_none(), |bytes| Pool::new(kind, bytes, None, lower.is_some()))?;
         let name = lower.as_ref().map_or_else(|| pool_name.clone(), |lower| format!("{pool_name} over {}", lower.name()));
         Ok(Compressed { pool: Arc::new(pool), lower: lower.map(Box::new), pool_name, name })
     }
