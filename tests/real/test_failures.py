@@ -351,6 +351,32 @@ class TestFailures(Command):
         expect(len(told) == 1 and f"dir:{place} is full" in told[0], f"{told}")
         return "went on"
 
+    def test_child_of_full_disk(self):
+        """One of two disks is full when the program forks: its child takes the other, as the program does."""
+        code = ("import os, sys, zlib\n"
+                "kept = [os.urandom(4096) for n in range(9000)]\n"
+                "print('ready', flush=True); sys.stdin.readline()\n"
+                "if os.fork() == 0:\n"
+                "    pages = [os.urandom(4096) for n in range(12000)]\n"
+                "    sums = [zlib.crc32(page) for page in pages]\n"
+                "    os._exit(0 if [zlib.crc32(page) for page in pages] == sums else 9)\n"
+                "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n")
+        other = self.folder("other")
+        with self.tmpfs("24M") as place:
+            argv = [self.farshore, "run", "--memory", "24M", "--swap", f"dir:{place}", "--swap", f"dir:{other}", "--", "/usr/bin/python3", "-c", code]
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                said = process.stdout.readline()
+                expect(said == "ready\n", f"it has not begun: {said!r} {process.stderr.read() if not said else ''}")
+                with open(os.path.join(place, "filler"), "wb") as file, contextlib.suppress(OSError):
+                    file.write(bytes(32 * MIB))
+                _, told = process.communicate("go\n", timeout=120)
+            finally:
+                process.kill()
+        expect(process.returncode == 0, f"status {process.returncode}: {told[-400:]}")
+        expect("no swap space of its own" not in told, told[-400:])
+        return "went on"
+
     def test_limit_of_file_size(self):
         """The program's limit of file sizes falls while it runs: the swap file can grow no more, and nobody dies by SIGXFSZ."""
         prlimit, size = harness.need("prlimit", "util-linux"), 64 * MIB

@@ -62,8 +62,8 @@ impl AnyBackend {
         text.map(|text| text.to_string_lossy().parse::<FaultConfig>().map_err(OpenError::Faulty)).transpose()
     }
 
-    /// As [`AnyBackend::open`], with these faults. Also called later, for a forked child's own space. `partly`: of a space that is kept several times some copies
-    /// may be away, since a program that runs has what a user cannot be asked about.
+    /// As [`AnyBackend::open`], with these faults. Also called later, for a forked child's own space. `partly`: of several files, and of a space that is kept several
+    /// times, some may be away, since a program that runs has what a user cannot be asked about.
     ///
     /// # Errors
     /// As [`AnyBackend::open`].
@@ -117,7 +117,7 @@ impl AnyBackend {
     ) -> Result<AnyBackend, OpenError> {
         specs.iter().try_for_each(SwapSpec::check_supported)?;
         match (specs, specs.iter().find(|spec| !spec.is_file())) {
-            (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
+            (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions { partly, ..FileOptions::default() }, notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Nbd(export)], _) => Ok(AnyBackend::Nbd(NbdSpace::open(export, Waits::Long, notice)?)),
             ([SwapSpec::Mirror(copies)], _) => {

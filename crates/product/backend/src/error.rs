@@ -108,6 +108,20 @@ pub enum OpenError {
 /// The smallest space: one extent, which is how slots are handed out.
 pub const SMALLEST_BYTES: u64 = (farshore_core::limits::EXTENT_SLOTS * farshore_core::limits::PAGE_SIZE) as u64;
 
+impl OpenError {
+    /// What a write to a space ends with that could not be opened for this reason.
+    pub(crate) fn for_writes(&self) -> IoError {
+        let errno = match self {
+            OpenError::Full { .. } => return IoError::Full,
+            OpenError::Missing(_) => Errno::NOENT,
+            OpenError::NotDirectory(_) => Errno::NOTDIR,
+            OpenError::NotWritable(_, errno) | OpenError::Ring { errno, .. } | OpenError::Io { errno, .. } => *errno,
+            _ => Errno::NXIO,
+        };
+        IoError::Device(errno.raw_os_error())
+    }
+}
+
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let smallest = Size(SMALLEST_BYTES);

@@ -12,12 +12,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 const ALL: [FileOptions; 4] = {
-    let usual = FileOptions { direct: true, nameless: true, uring: true };
+    let usual = FileOptions { direct: true, nameless: true, uring: true, partly: false };
     [
         usual,
         FileOptions { uring: false, ..usual },
         FileOptions { direct: false, ..usual },
-        FileOptions { direct: false, nameless: false, uring: false },
+        FileOptions { direct: false, nameless: false, uring: false, partly: false },
     ]
 };
 
@@ -55,6 +55,35 @@ fn pages_come_back_from_every_kind_of_file() {
             }
         }
     }
+}
+
+/// A process that goes on with what it can have: the other file keeps its number, and is for the engine a space that fails.
+#[test]
+fn files_that_cannot_be_opened_are_left_out_if_others_can() {
+    let place = Dir::new();
+    let gone = place.0.join("gone");
+    for uring in [true, false] {
+        let options = FileOptions { uring, partly: true, ..FileOptions::default() };
+        let (array, notices) = open(&[dir(&gone), dir(&place.0)], options).unwrap();
+        assert!(notices.iter().any(|line| line.contains("gone") && line.ends_with("; without this one")), "{notices:?}");
+        assert_eq!((array.spaces(), array.fds().count()), (2, 1 + usize::from(array.is_asynchronous())));
+        let mut queue = array.queue(8).unwrap();
+        // Extents go round the two: the first is the file's that is not there.
+        let both = [(1, 5), (512, 5), (1030, 5), (1540, 5)].map(|(first, count)| (first, pages(first, count, 7)));
+        let ends = both.each_ref().map(|(first, pages)| write::<FileArray>(&mut queue, *first, pages));
+        let missing = Err(IoError::Device(2));
+        assert_eq!(ends, [missing, Ok(()), missing, Ok(())]);
+        check(&array, both[1].0, &both[1].1);
+        check(&array, both[3].0, &both[3].1);
+        assert!(array.read(slot(1), &mut PageBuf::ZERO.clone()).is_err(), "nothing was written there");
+        // One that comes later takes a number of its own.
+        array.add(2, &dir(&place.0), &mut |_| {}).unwrap();
+        array.shut_space(0);
+        array.close_space(0);
+        assert_eq!(array.name_of(slot(1)), format!("dir:{}", gone.display()));
+    }
+    let refused = open(&[dir(&gone), dir(&gone)], FileOptions { partly: true, ..FileOptions::default() }).map(|_| ());
+    assert!(matches!(refused, Err(OpenError::Missing(path)) if path == gone));
 }
 
 /// Writes that this process has made so far.

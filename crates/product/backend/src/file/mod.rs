@@ -245,11 +245,13 @@ pub struct FileOptions {
     pub nameless: bool,
     /// Write through io_uring where it works.
     pub uring: bool,
+    /// Go on with those of several files that can be opened. One that cannot keeps its number, and writes to it fail, as to a disk that has died.
+    pub partly: bool,
 }
 
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions { direct: true, nameless: true, uring: true }
+        FileOptions { direct: true, nameless: true, uring: true, partly: false }
     }
 }
 
@@ -270,7 +272,7 @@ impl FileArray {
     /// need not act on goes to `notice`, one line each.
     ///
     /// # Errors
-    /// The first space that cannot be used, and why.
+    /// The first space that cannot be used, and why; with [`FileOptions::partly`], only if none can.
     pub fn open(specs: &[SwapSpec], options: FileOptions, notice: &mut dyn FnMut(&str)) -> Result<FileArray, OpenError> {
         if specs.is_empty() {
             return Err(OpenError::NoSpace);
@@ -279,8 +281,20 @@ impl FileArray {
             return Err(OpenError::TooMany(specs.len()));
         }
         let places = Places::new();
+        let (mut opened, mut obstacle) = (0, None);
         for (space, spec) in specs.iter().enumerate() {
-            places.open(space, spec, options, notice)?;
+            match places.open(space, spec, options, notice) {
+                Ok(_) => opened += 1,
+                Err(why) if options.partly => {
+                    notice(&format!("{why}; without this one"));
+                    places.leave_out(space, spec, why.for_writes());
+                    obstacle = obstacle.or(Some(why));
+                }
+                Err(why) => return Err(why),
+            }
+        }
+        if let Some(why) = obstacle.filter(|_| opened == 0) {
+            return Err(why);
         }
         let names: Vec<String> = specs.iter().map(SwapSpec::to_string).collect();
         let files = Arc::new(Files { places, arrangements: Arrangements::new(SpaceSet::first(specs.len())) });
@@ -288,10 +302,10 @@ impl FileArray {
         Ok(FileArray { files, name: names.join(" + "), options, uring: ready.is_some(), ready: Mutex::new(ready) })
     }
 
-    /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, or the
-    /// number is one Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says
-    /// so, unless extents go round that number already. One thread at a time, while others read and write. Returns what the file
-    /// can hold, in slots (`None`: as much as its disk has room for).
+    /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, unless
+    /// extents go round that number already. One thread at a time, while others read and write. Returns what the file can hold, in
+    /// slots (`None`: as much as its disk has room for).
+    ///
     /// # Errors
     /// Why the file cannot be used.
     pub fn add(&self, space: usize, spec: &SwapSpec, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {

@@ -36,6 +36,8 @@ pub(super) struct Named {
     pub(super) name: String,
     /// For a device: where written bytes lie on it.
     regions: Option<Regions>,
+    /// There never was a file, and why.
+    left_out: Option<IoError>,
 }
 
 #[derive(Debug)]
@@ -105,13 +107,19 @@ impl Places {
         let opened = open::open(spec, options, notice)?;
         let slots = slots_of(spec, &opened)?;
         let Opened { fd, regions, .. } = opened;
-        self.put(space, Named { spec: spec.clone(), name: spec.to_string(), regions }, fd.into_raw_fd(), slots);
+        self.put(space, Named { spec: spec.clone(), name: spec.to_string(), regions, left_out: None }, fd.into_raw_fd(), slots);
         let registered = self.in_rings(space);
         registered.map(|()| slots).map_err(|errno| {
             self.shut(space);
             self.close(space);
             OpenError::Ring { what: spec.to_string(), errno }
         })
+    }
+
+    /// Gives `space` a number and a name, and no file: writes to it end with `why`.
+    pub(super) fn leave_out(&self, space: usize, spec: &SwapSpec, why: IoError) {
+        self.put(space, Named { spec: spec.clone(), name: spec.to_string(), regions: None, left_out: Some(why) }, NONE, None);
+        self.list[space].shut.store(true, Ordering::Release);
     }
 
     fn put(&self, space: usize, named: Named, fd: RawFd, slots: Option<u64>) {
@@ -155,7 +163,11 @@ impl Places {
 
     /// As [`Places::offset`] for a page that is about to be written: this may take a part of a device that no layer had.
     pub(super) fn offset_to_write(&self, space: usize, offset: u64) -> Result<u64, IoError> {
-        self.regions(space).map_or(Ok(offset), |regions| regions.claim(offset))
+        match self.named(space) {
+            Some(Named { left_out: Some(why), .. }) => Err(*why),
+            Some(Named { regions: Some(regions), .. }) => regions.claim(offset),
+            Some(_) | None => Ok(offset),
+        }
     }
 
     /// The spec that the file of `space` was made from, also when the file is gone.
