@@ -20,7 +20,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "real"))
 import harness  # noqa: E402
 
-KERNELS = ("bfs", "pr", "cc", "hot", "loop", "phases", "zipf", "matmul", "sort")
+KERNELS = ("bfs", "pr", "cc", "hot", "loop", "phases", "zipf", "matmul", "dgemm", "sort")
 POLICIES = ("linear", "csr", "csr+hints", "dt", "sys-r", "sys-agg", "wsr", "leap", "ghost")
 HINTS = {"vertices": "stay", "queue": "stay", "edges": "stream"}
 

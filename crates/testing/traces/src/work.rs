@@ -241,6 +241,44 @@ fn matrices(scale: u32) -> Trace {
     pen.end("matmul", 0..0)
 }
 
+/// C += A × B twice, of matrices with 20,480 rows and columns of doubles in pages of 2 MiB, in the order in which OpenBLAS's `dgemm` goes over them
+/// (Flexible Swapping §6.5 limits it to 80 % of its memory): a part of the columns of B and C at a time, of the sum's terms some after others, and rows of A
+/// and C by blocks.
+pub fn dgemm(scale: u32) -> Trace {
+    /// Terms of a sum at a time, columns of B and C, and blocks of rows (40 in truth; each goes over the same pages, so fewer do).
+    const TERMS: u32 = 384;
+    const PANEL: u32 = 13_824;
+    const BLOCKS: u32 = 8;
+    /// Bytes of a page.
+    const PAGE: u64 = 2 << 20;
+    let order = 20_480;
+    let matrix = (u64::from(order) * u64::from(order) * 8).div_ceil(PAGE) as u32 / scale;
+    // Matrices lie column after column.
+    let columns = |of: u32, from: u32, to: u32| {
+        let page = |column: u32| of * matrix + (u64::from(column) * u64::from(order) * 8 / PAGE) as u32 / scale;
+        page(from)..page(to - 1) + 1
+    };
+    let mut pen = Pen::new();
+    for _ in 0..2 {
+        for from in (0..order).step_by(PANEL as usize) {
+            let to = (from + PANEL).min(order);
+            for term in (0..order).step_by(TERMS as usize) {
+                for block in 0..BLOCKS {
+                    // Packs some columns of A; rows of B, which lie in all of its columns, once.
+                    columns(0, term, (term + TERMS).min(order)).for_each(|page| pen.touch(page, 0));
+                    for (b, c) in columns(1, from, to).zip(columns(2, from, to)) {
+                        if block == 0 {
+                            pen.touch(b, 1);
+                        }
+                        pen.touch(c, 2);
+                    }
+                }
+            }
+        }
+    }
+    pen.end("dgemm", 0..0)
+}
+
 /// Lookups in a B-tree of three levels with 128 entries a page, half of them at random and half of keys that are popular.
 fn tree(scale: u32) -> Trace {
     let (mut pen, mut rng) = (Pen::new(), Rng::new(6));
