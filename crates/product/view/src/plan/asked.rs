@@ -15,10 +15,13 @@ use super::watch::Watch;
 
 /// How often pages are asked.
 const EVERY: Duration = Duration::from_millis(60);
-/// How many are to leave each time. Each costs the program a fault, and the evictor a flush for all of them: at 130 a second, one or two hundredths of its time.
-const LEAVE: u64 = 8;
-/// How many are asked at most, of which some are not there.
-const ASK_MOST: u64 = 128;
+/// How many are to leave each time at least. Each costs the program a fault, and the evictor a flush for all of them: at 130 a second, a few thousandths of its time.
+const LEAVE_LEAST: u64 = 8;
+/// How many are to leave in a part of the run that is told by itself. Such parts are short at first, so this many are some 800 a second in the first eight
+/// seconds, one or two hundredths of its time, and half of that in the next eight.
+const LEAVE_A_SLICE: u64 = 96;
+/// How many times as many are asked at most, of which some are not there.
+const ASK_MOST: u64 = 16;
 /// How often the program's mappings are read.
 const MAPPINGS_EVERY: Duration = Duration::from_secs(1);
 
@@ -38,7 +41,7 @@ pub struct Asker {
 
 impl Default for Asker {
     fn default() -> Asker {
-        Asker { pieces: Vec::new(), read: None, asked: None, count: LEAVE, left: (0, 0), turn: 0 }
+        Asker { pieces: Vec::new(), read: None, asked: None, count: LEAVE_LEAST, left: (0, 0), turn: 0 }
     }
 }
 
@@ -53,15 +56,16 @@ impl Asker {
         let by_themselves = (all - looked).saturating_sub(before - looked_before);
         let found = looked - looked_before;
         self.asked = Some(Instant::now());
+        let leave = (LEAVE_A_SLICE * EVERY.as_nanos() as u64 / watch.slice_ns().max(1)).max(LEAVE_LEAST);
         // Until something leaves by itself everything fits, and a run in which nothing leaves says so.
-        if all == looked || by_themselves >= LEAVE {
+        if all == looked || by_themselves >= leave {
             watch.ask(HashSet::new());
             return;
         }
-        if found < LEAVE / 2 {
-            self.count = (self.count * 2).min(ASK_MOST);
-        } else if found > LEAVE {
-            self.count = (self.count / 2).max(LEAVE);
+        if found < leave / 2 {
+            self.count = (self.count * 2).min(ASK_MOST * leave);
+        } else if found > leave {
+            self.count = (self.count / 2).max(leave);
         }
         if self.read.is_none_or(|read| read.elapsed() >= MAPPINGS_EVERY) {
             self.read = Some(Instant::now());

@@ -1,10 +1,11 @@
 //! From what one run has shown to the time with other amounts of memory.
 //!
 //! ```text
-//!  time(memory) = alone + misses(memory) * wait of one miss          not below what the device can do
+//!  time(memory) = alone + faults(memory) * wait of one fault          not below what the device can do
 //! ```
 //!
-//! `alone` is the run's time without its faults and without what its threads waited for a core besides (on a machine that has one for each, nothing
+//! The faults are those that wait for a page. Pages that come unasked, along with others or ahead of them, are misses too, but nobody waits for them: a
+//! program that reads in order with much memory, and at random with less, waits for more of its misses then. `alone` is the run's time without its faults and without what its threads waited for a core besides (on a machine that has one for each, nothing
 //! would have been waited); what one wait takes is an average of the run, for the thread that waits longest
 //! (MAGE, section 3.1: the slowest thread decides). The *ideal* line has the device's time alone in place of the wait.
 //!
@@ -17,6 +18,9 @@
 
 use farshore_beside::PAGE;
 
+use super::looks::Less;
+use super::watch::Returns;
+
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
@@ -27,9 +31,9 @@ pub struct Shown {
     /// The limit with which nothing would have left.
     pub whole: u64,
     /// Returns by the memory that would have kept the page, and how many there were.
-    pub needs: Vec<(u64, f64)>,
-    /// Limits below the run's, rising, and how many times as many pages come back; empty: not known.
-    pub fewer: Vec<(u64, f64)>,
+    pub needs: Vec<(u64, Returns)>,
+    /// Limits below the run's, rising, and what each does; empty: not known.
+    pub fewer: Vec<(u64, Less)>,
     /// Pages that came back from swap space.
     pub pages_in: f64,
     /// Pages that were written to it.
@@ -38,6 +42,10 @@ pub struct Shown {
     pub fetches: f64,
     /// Seconds that threads spent in faults that they would not have had alone, all together.
     pub waited: f64,
+    /// Of these the seconds in faults that did not wait for a read.
+    pub besides: f64,
+    /// Seconds from a fault to its handler and back.
+    pub signal: f64,
     /// Seconds that threads waited for a core, in faults and besides, all together.
     pub queued: f64,
     /// Seconds of a fault without its read.
@@ -64,8 +72,10 @@ pub struct Point {
     pub measured: bool,
     /// Pages that come back, …
     pub misses: f64,
-    /// … and how many they would be if no part of a loop stayed.
+    /// … how many they would be if no part of a loop stayed, …
     pub misses_lru: f64,
+    /// … and how many of them a fault waits for.
+    pub faults: f64,
     /// Pages that are written.
     pub writes: f64,
     /// How long the program takes, seconds.
@@ -79,42 +89,44 @@ pub struct Point {
 pub struct Curve {
     shown: Shown,
     device: Device,
-    /// What a page that comes takes of the time, seconds.
-    miss: f64,
+    /// What a fault that waits for a page takes of the time, seconds.
+    fault: f64,
     alone: f64,
     queued: f64,
-    /// LRU's misses where they change, memory rising; and their hull.
+    misses: Line,
+    faults: Line,
+    /// What each fault more takes with less memory than the run had, seconds, for the thread that waits longest; memory rising.
+    each: Vec<(f64, f64)>,
+}
+
+/// How many there are with any memory.
+#[derive(Debug)]
+struct Line {
+    /// LRU's where they change, memory rising; and their hull.
     lru: Vec<(f64, f64)>,
     hull: Vec<(f64, f64)>,
-    /// How many times as many misses, with less memory than the run had.
+    /// How many times as many, with less memory than the run had.
     fewer: Vec<(f64, f64)>,
+    /// The limit with which nothing leaves.
+    whole: f64,
 }
 
 impl Curve {
     /// The curve of a program that has shown this, with another swap space if one is given.
     pub fn of(shown: Shown, other: Option<Device>) -> Curve {
-        let pages = shown.pages_in.max(1.0);
-        let faults = shown.fetches / pages;
-        let own = shown.waited / pages;
+        let own = shown.waited / shown.fetches.max(1.0);
         // The handler is entered by a signal, before any clock of ours runs.
-        let software = shown.overhead * faults;
-        let device = other.unwrap_or(Device { read: ((own - software) / faults.max(1e-9)).max(0.0), rate: f64::INFINITY });
-        let miss = other.map_or(own, |device| software + device.read * faults) * shown.longest;
-        let besides = (shown.seconds - own * shown.longest * shown.pages_in).max(0.0);
+        let device = other.unwrap_or(Device { read: (own - shown.overhead).max(0.0), rate: f64::INFINITY });
+        let fault = other.map_or(own, |device| shown.overhead + device.read) * shown.longest;
+        let besides = (shown.seconds - shown.waited * shown.longest).max(0.0);
         // Of the waits for a core those in faults are among what faults took. Where each was is not known: by their times.
         let queued = (shown.queued * shown.longest * besides / shown.seconds.max(1e-9)).min(besides);
         let alone = (besides - queued).max(shown.seconds * 0.01);
-        let lru = misses_of(&shown);
-        let hull = hull_of(&lru);
-        // The run's own limit is where the two lines meet.
-        let fewer: Vec<_> = shown
-            .fewer
-            .iter()
-            .map(|&(memory, times)| (memory as f64, times))
-            .filter(|point| point.0 < shown.limit as f64)
-            .collect();
-        let fewer = if fewer.is_empty() { fewer } else { fewer.into_iter().chain([(shown.limit as f64, 1.0)]).collect() };
-        Curve { shown, device, miss, alone, queued, lru, hull, fewer }
+        let misses = Line::of(&shown, shown.pages_in, |of| of.pages);
+        let faults = Line::of(&shown, shown.fetches, |of| of.faults);
+        let each = |less: &Less| other.map_or(less.each + shown.signal, |device| shown.overhead + device.read) * shown.longest;
+        let each = shown.fewer.iter().map(|(memory, less)| (*memory as f64, each(less))).collect();
+        Curve { shown, device, fault, alone, queued, misses, faults, each }
     }
 
     /// The program's time if nothing leaves, seconds.
@@ -122,9 +134,14 @@ impl Curve {
         self.alone
     }
 
-    /// What a page that comes takes of the time, seconds.
+    /// What a fault that waits for a page takes of the time, seconds.
+    pub fn fault(&self) -> f64 {
+        self.fault
+    }
+
+    /// What a page that comes takes of it in the run, seconds: it may have come unasked.
     pub fn miss(&self) -> f64 {
-        self.miss
+        self.fault * self.shown.fetches / self.shown.pages_in.max(1.0)
     }
 
     /// What the thread that waits longest waited for a core outside of faults, seconds: it is not in [`Curve::alone`].
@@ -140,39 +157,35 @@ impl Curve {
     /// What the curve is at this limit.
     pub fn at(&self, memory: u64) -> Point {
         let measured = memory >= self.shown.limit;
-        let (misses, misses_lru) = (self.misses(&self.hull, memory), self.misses(&self.lru, memory));
+        let (misses, misses_lru, faults) = (self.misses.at(memory), self.misses.of_lru(memory), self.faults.at(memory));
         let over = |limit: u64| self.shown.whole.saturating_sub(limit) as f64 / PAGE as f64;
         // Each page that does not fit leaves once; what is written besides was changed again before it left again.
         let again = (self.shown.pages_out - over(self.shown.limit)).max(0.0);
         let writes = if misses > 0.0 || over(memory) > 0.0 {
-            over(memory).min(self.shown.pages_out) + again * misses / self.misses(&self.hull, self.shown.limit).max(1.0)
+            over(memory).min(self.shown.pages_out) + again * misses / self.misses.at(self.shown.limit).max(1.0)
         } else {
             0.0
         };
         let busy = (misses + writes) / self.device.rate;
-        let faults = self.shown.fetches / self.shown.pages_in.max(1.0);
-        let ideal = self.alone + misses * self.device.read * faults * self.shown.longest;
-        let seconds = (self.alone + misses * self.miss).max(busy);
-        Point { memory, measured, misses, misses_lru, writes, seconds, ideal: ideal.min(seconds) }
+        let ideal = self.alone + faults * self.device.read * self.shown.longest;
+        let seconds = (self.alone + self.waits(memory, misses, faults)).max(busy);
+        Point { memory, measured, misses, misses_lru, faults, writes, seconds, ideal: ideal.min(seconds) }
+    }
+
+    /// What so many misses and faults take of the time, seconds.
+    fn waits(&self, memory: u64, misses: f64, faults: f64) -> f64 {
+        if memory >= self.shown.limit || self.each.is_empty() {
+            return faults * self.fault;
+        }
+        let (run, run_misses) = (self.faults.at(self.shown.limit), self.misses.at(self.shown.limit));
+        // Rescues, and writes to pages that came for a read, are as many more as pages.
+        let besides = self.shown.besides * self.shown.longest / self.shown.pages_in.max(1.0);
+        run * self.fault + (faults - run) * along(&self.each, memory as f64) + (misses - run_misses) * besides
     }
 
     /// How many times longer it takes than if nothing leaves.
     pub fn slowdown(&self, memory: u64) -> f64 {
         self.at(memory).seconds / self.alone
-    }
-
-    fn misses(&self, line: &[(f64, f64)], memory: u64) -> f64 {
-        let (memory, first) = (memory as f64, line[0]);
-        if memory < first.0 && !self.fewer.is_empty() {
-            return first.1 * beyond(&self.fewer, memory);
-        }
-        if memory < first.0 {
-            // As steep as at the beginning: over a tenth of the way, since the first step may be a small one.
-            let step = (self.shown.whole as f64 - first.0) / 10.0;
-            let slope = if step > 0.0 { (first.1 - along(&self.hull, first.0 + step)) / step } else { 0.0 };
-            return first.1 + slope * (first.0 - memory);
-        }
-        if std::ptr::eq(line, self.hull.as_slice()) { along(line, memory) } else { step(line, memory) }
     }
 
     /// The smallest limit with which the program takes at most so many times longer.
@@ -189,28 +202,70 @@ impl Curve {
     /// the run's limit to where everything fits. Of LRU's misses: that is the program's own shape. Where there is no such point, as in a loop
     /// or a straight line, it is the first memory with a twentieth of the misses at most.
     pub fn knee(&self) -> u64 {
-        let (first, last) = (self.lru[0], *self.lru.last().expect("it has two points"));
+        let lru = &self.misses.lru;
+        let (first, last) = (lru[0], *lru.last().expect("it has two points"));
         let (width, height) = ((last.0 - first.0).max(1.0), (first.1 - last.1).max(1.0));
         let below = |&(memory, misses): &(f64, f64)| 1.0 - (memory - first.0) / width - (misses - last.1) / height;
-        let deepest = self.lru.iter().max_by(|one, other| below(one).total_cmp(&below(other))).expect("it has two points");
+        let deepest = lru.iter().max_by(|one, other| below(one).total_cmp(&below(other))).expect("it has two points");
         if below(deepest) > 0.1 {
             return deepest.0 as u64;
         }
-        let few = self.lru.iter().find(|(_, misses)| *misses - last.1 <= height * 0.05);
+        let few = lru.iter().find(|(_, misses)| *misses - last.1 <= height * 0.05);
         few.map_or(self.shown.whole, |point| point.0 as u64)
     }
 }
 
-/// LRU's misses: from the run's limit to where everything fits.
-fn misses_of(shown: &Shown) -> Vec<(f64, f64)> {
-    let all: f64 = shown.needs.iter().map(|(_, weight)| weight).sum();
-    let scale = if all > 0.0 { shown.pages_in / all } else { 0.0 };
+impl Line {
+    /// Of those of the returns that `of` counts, of which the run had so many.
+    fn of(shown: &Shown, counted: f64, of: impl Fn(&Returns) -> f64) -> Line {
+        let needs: Vec<_> = shown.needs.iter().map(|(need, returns)| (*need, of(returns))).collect();
+        let lru = by_need(shown, &needs, counted);
+        let limit = shown.limit as f64;
+        let below = shown.fewer.iter().map(|(memory, times)| (*memory as f64, of(&times.times))).filter(|point| point.0 < limit);
+        let mut fewer: Vec<_> = below.collect();
+        if !fewer.is_empty() {
+            // The run's own limit is where the two lines meet.
+            fewer.push((limit, 1.0));
+        }
+        Line { hull: hull_of(&lru), lru, fewer, whole: shown.whole as f64 }
+    }
+
+    /// How many there are with so much memory, of which a part of a loop stays.
+    fn at(&self, memory: u64) -> f64 {
+        self.below(memory as f64).unwrap_or_else(|| along(&self.hull, memory as f64))
+    }
+
+    /// How many there would be with LRU.
+    fn of_lru(&self, memory: u64) -> f64 {
+        self.below(memory as f64).unwrap_or_else(|| step(&self.lru, memory as f64))
+    }
+
+    /// The same with less memory than the run had.
+    fn below(&self, memory: f64) -> Option<f64> {
+        let first = self.lru[0];
+        if memory >= first.0 {
+            return None;
+        }
+        if !self.fewer.is_empty() {
+            return Some(first.1 * beyond(&self.fewer, memory));
+        }
+        // As steep as at the beginning: over a tenth of the way, since the first step may be a small one.
+        let step = (self.whole - first.0) / 10.0;
+        let slope = if step > 0.0 { (first.1 - along(&self.hull, first.0 + step)) / step } else { 0.0 };
+        Some(first.1 + slope * (first.0 - memory))
+    }
+}
+
+/// LRU's, by what each of them needs: from the run's limit to where everything fits. The run had `counted`.
+fn by_need(shown: &Shown, needs: &[(u64, f64)], counted: f64) -> Vec<(f64, f64)> {
+    let all: f64 = needs.iter().map(|(_, weight)| weight).sum();
+    let scale = if all > 0.0 { counted / all } else { 0.0 };
     let (limit, whole) = (shown.limit as f64, shown.whole.max(shown.limit + PAGE) as f64);
     // A sum of nothing is -0, which a table would show.
-    let beyond = shown.needs.iter().filter(|(need, _)| *need as f64 > limit);
+    let beyond = needs.iter().filter(|(need, _)| *need as f64 > limit);
     let mut left = beyond.map(|(_, weight)| weight * scale).sum::<f64>() + 0.0;
     let mut points = vec![(limit, left)];
-    for (need, weight) in shown.needs.iter().filter(|(need, _)| *need as f64 > limit) {
+    for (need, weight) in needs.iter().filter(|(need, _)| *need as f64 > limit) {
         left -= weight * scale;
         // What is needed is told a little too large, since sizes are rounded.
         let need = (*need as f64).min(whole);
@@ -271,8 +326,9 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// 100 s, of which 40 went into 4 million reads of one thread.
+    /// 100 s, of which 40 went into 4 million reads of one thread, of which it waited for all.
     fn shown(needs: Vec<(u64, f64)>) -> Shown {
+        let needs = needs.into_iter().map(|(need, pages)| (need, Returns { pages, faults: pages })).collect();
         Shown {
             seconds: 100.0,
             limit: 500 * MIB,
@@ -283,6 +339,8 @@ mod tests {
             pages_out: 1e6,
             fetches: 4e6,
             waited: 40.0,
+            besides: 0.0,
+            signal: 0.0,
             queued: 0.0,
             overhead: 2e-6,
             longest: 1.0,
@@ -332,6 +390,29 @@ mod tests {
         // Four threads wait at the same time.
         let four = Curve::of(Shown { longest: 0.25, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
         assert!(near(four.alone(), 90.0) && near(four.at(750 * MIB).seconds, 95.0));
+    }
+
+    #[test]
+    fn time_goes_by_what_is_waited_for() {
+        // Half of the pages came unasked, all of those that 800 MiB would have kept; with half of the memory half as many pages more come, and all are waited for.
+        let returns = |pages, faults| Returns { pages, faults };
+        let shown = Shown {
+            needs: vec![(800 * MIB, returns(2.0, 0.0)), (1000 * MIB, returns(2.0, 2.0))],
+            fewer: vec![(250 * MIB, Less { times: returns(1.5, 2.0), each: 8e-6 })],
+            besides: 4.0,
+            signal: 2e-6,
+            fetches: 2e6,
+            ..shown(Vec::new())
+        };
+        let curve = Curve::of(shown, None);
+        assert!(near(curve.fault(), 20e-6) && near(curve.miss(), 10e-6));
+        let (run, half) = (curve.at(500 * MIB), curve.at(250 * MIB));
+        assert!(near(run.seconds, 100.0) && near(run.faults, 2e6) && near(run.misses, 4e6), "{run:?}");
+        // 2 million faults more of 10 us, and 2 million pages more of 1 us besides.
+        assert!(near(half.seconds, 122.0) && near(half.faults, 4e6) && near(half.misses, 6e6), "{half:?}");
+        // On the line across the cliff at 1000 MiB.
+        let more = curve.at(800 * MIB);
+        assert!(near(more.faults, 0.8e6) && near(more.seconds, 76.0) && near(more.misses_lru, 2e6), "{more:?}");
     }
 
     #[test]

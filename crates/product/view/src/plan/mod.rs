@@ -87,21 +87,25 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
     let (fetches, pages_in) = (fetches * own, pages_in * own);
     let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns * own;
     let overhead = run.cheapest + SIGNAL;
+    // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.
+    let waited = (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL;
+    let besides = heard.took().map_or(0.0, |took| (waited - fetches * (took + SIGNAL)).max(0.0));
     Some(curve::Shown {
         seconds: run.seconds,
         limit: run.limit,
         whole: run.whole,
-        needs: heard.needs.iter().map(|(&need, &weight)| (watch::limit_for(need, run.evictors), weight)).collect(),
+        needs: heard.needs.iter().map(|(&need, &returns)| (watch::limit_for(need, run.evictors), returns)).collect(),
         fewer: heard.fewer(stats).map_or_else(Vec::new, |fewer| {
             let room = watch::room(stats) as f64;
             let parts = (2..20).map(|part| f64::from(part) / 20.0);
-            parts.map(|part| (watch::limit_for((room * part) as u64, run.evictors), fewer.times(part))).collect()
+            parts.map(|part| (watch::limit_for((room * part) as u64, run.evictors), fewer.with(part))).collect()
         }),
         pages_in,
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,
-        // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.
-        waited: (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL,
+        waited,
+        besides,
+        signal: SIGNAL,
         queued: run.queued / run.asked_at,
         overhead,
         longest: run.longest,

@@ -62,8 +62,10 @@ pub struct Plan {
     pub whole_bytes: u64,
     /// The program's time without any wait for pages.
     pub alone_seconds: f64,
-    /// What one page that comes takes of the time.
+    /// What one page that comes took of the time in the run, on average.
     pub miss_us: f64,
+    /// What one fault that waits for a page takes of it: rows go by that.
+    pub fault_us: f64,
     /// What the program waited for a core, outside of faults: part of the run, and of no row.
     pub queued_seconds: f64,
     /// Why the times are not to be trusted, or null.
@@ -109,6 +111,8 @@ pub struct Row {
     pub misses: f64,
     /// How many that would be if no part of a loop stayed.
     pub misses_lru: f64,
+    /// How many of them a fault waits for.
+    pub faults: f64,
     /// Pages that are written.
     pub writes: f64,
     /// Pages that the device reads a second.
@@ -263,6 +267,7 @@ impl Plan {
             whole_bytes: whole,
             alone_seconds: curve.alone(),
             miss_us: curve.miss() * 1e6,
+            fault_us: curve.fault() * 1e6,
             queued_seconds: curve.queued(),
             // Another device's row has no run to compare with.
             doubt: grew(run.grown, run.footprint)
@@ -318,6 +323,7 @@ fn row(curve: &Curve, at: &Point) -> Row {
         ideal_seconds: at.ideal,
         misses: at.misses,
         misses_lru: at.misses_lru,
+        faults: at.faults,
         writes: at.writes,
         reads_per_second: at.misses / at.seconds,
         writes_per_second: at.writes / at.seconds,

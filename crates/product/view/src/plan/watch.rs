@@ -7,10 +7,13 @@ use farshore_config::stats::Stats;
 use farshore_core::limits::{batch_pages, high_watermark, stages_each};
 
 use super::ghosts::{Ghosts, Return};
-use super::looks::{Fewer, Looks};
+use super::looks::{Came, Fewer, Looks};
 
 /// Threads are compared in pieces of the time, so that those that wait one after the other count together.
 const WINDOW_NS: u64 = 50_000_000;
+
+/// Faults that are remembered until they have ended: a few more than threads.
+const FAULTS_BEGUN: usize = 4096;
 
 /// The kinds of events that are wanted; faults, the first, not always.
 pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Unmapped];
@@ -27,7 +30,7 @@ pub struct Watch {
     /// … and came back.
     pub looked_back: u64,
     /// Returns by the bytes of pages in memory that would have kept the page: with less of it than that, it came by a read.
-    pub needs: BTreeMap<u64, f64>,
+    pub needs: BTreeMap<u64, Returns>,
     /// Pages that came back, …
     pub fetched: u64,
     /// … of them those that nobody has seen leave, as far as the sample goes, …
@@ -38,11 +41,24 @@ pub struct Watch {
     pub evicted: u64,
     /// Events that the ring has lost.
     pub lost: u64,
+    /// Faults that have begun: their pages, and when.
+    begun: HashMap<u64, u64>,
+    /// How long faults took that waited for a page, seconds, and how many.
+    took: (f64, u64),
     /// Staging memory, which counts as resident and holds no page for long.
     staged: u64,
     window: Window,
     waited: f64,
     waited_longest: f64,
+}
+
+/// Pages that came back by a read.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Returns {
+    /// All of them.
+    pub pages: f64,
+    /// Those that a fault waited for; the others came unasked.
+    pub faults: f64,
 }
 
 #[derive(Debug, Default)]
@@ -63,11 +79,17 @@ impl Watch {
                     self.end_window(event.ns);
                 }
                 *self.window.threads.entry(event.thread).or_default() += 1;
+                if self.begun.len() == FAULTS_BEGUN {
+                    self.begun.clear();
+                }
+                self.begun.insert(first, ns);
             }
             Kind::Evicted => {
                 self.evicted += pages;
                 (first..first + pages).for_each(|page| {
                     let asked = self.asked.iter_mut().any(|asked| asked.remove(&page));
+                    // A fault of before has ended, and not all faults are told.
+                    self.begun.remove(&page);
                     self.looked_at += u64::from(asked);
                     self.ghosts.left(page);
                     self.looks.left(page, ns, asked);
@@ -75,18 +97,25 @@ impl Watch {
             }
             Kind::Rescued => {
                 self.ghosts.came(first);
-                self.looked_back += u64::from(self.looks.came(first, ns, false));
+                self.begun.remove(&first);
+                self.looked_back += u64::from(self.looks.came(first, ns, Came::Rescued));
             }
             Kind::Fetched => {
                 let had = self.had(state);
+                let how = if event.detail == 0 { Came::Asked } else { Came::Unasked };
+                let begun = self.begun.remove(&first).filter(|_| how == Came::Asked);
+                if let Some(took) = begun.map(|begun| ns.saturating_sub(begun)) {
+                    self.took = (self.took.0 + took as f64 / 1e9, self.took.1 + 1);
+                    self.looks.waited(ns, took);
+                }
                 (first..first + pages).for_each(|page| {
                     // It would have been there.
-                    if self.looks.came(page, ns, true) {
+                    if self.looks.came(page, ns, how) {
                         self.ghosts.came(page);
                         self.looked_back += 1;
                         return;
                     }
-                    self.came(page, had);
+                    self.came(page, had, how);
                     self.fetched += 1;
                     self.window.fetched += 1;
                 });
@@ -99,13 +128,15 @@ impl Watch {
         }
     }
 
-    fn came(&mut self, page: u64, had: u64) {
+    fn came(&mut self, page: u64, had: u64, how: Came) {
         match self.ghosts.came(page) {
             Return::Unsampled => {}
             Return::Unseen => self.unseen += 1,
             Return::Ghost { weight, above } => {
                 self.seen += 1;
-                *self.needs.entry(rounded(had + (above + 1.0) as u64 * PAGE)).or_default() += weight;
+                let returns = self.needs.entry(rounded(had + (above + 1.0) as u64 * PAGE)).or_default();
+                returns.pages += weight;
+                returns.faults += if how == Came::Asked { weight } else { 0.0 };
             }
         }
     }
@@ -121,6 +152,11 @@ impl Watch {
         self.asked[0] = pages;
     }
 
+    /// How long a part of the run is that is told by itself, ns.
+    pub fn slice_ns(&self) -> u64 {
+        self.looks.slice_ns()
+    }
+
     /// How much of a limit is for staging memory, by its counters.
     pub fn look(&mut self, stats: &Stats) {
         self.staged = staged(stats);
@@ -128,7 +164,12 @@ impl Watch {
 
     /// What less memory would have done to a run that ended with these counters.
     pub fn fewer(&self, stats: &Stats) -> Option<Fewer> {
-        self.looks.fewer((room(stats) / PAGE) as f64)
+        self.looks.fewer((room(stats) / PAGE) as f64, (staged(stats) / PAGE) as f64)
+    }
+
+    /// How long a fault took that waited for a page, seconds, on average.
+    pub fn took(&self) -> Option<f64> {
+        (self.took.1 > 0).then(|| self.took.0 / self.took.1 as f64)
     }
 
     /// Memory that the program's pages that have left take, as far as it was heard.
@@ -245,6 +286,28 @@ mod tests {
         }
         assert_eq!(watch.longest(), 5.0 / 6.0);
         assert_eq!(Watch::default().longest(), 1.0);
+    }
+
+    #[test]
+    fn a_fault_takes_from_its_beginning_to_its_page() {
+        let mut watch = Watch::default();
+        let at = |kind, page, us: u64, detail| Event { detail, ns: us * 1000, ..event(kind, page, 1) };
+        let events = [
+            at(Kind::Fault, 1, 100, 0),
+            at(Kind::Fetched, 2, 130, 1),
+            at(Kind::Fetched, 1, 140, 0),
+            // Rescued; then it leaves, and its next fault is not told.
+            at(Kind::Fault, 3, 200, 0),
+            at(Kind::Rescued, 3, 205, 0),
+            at(Kind::Fetched, 3, 900_000, 0),
+            // A first touch; the page leaves, and comes back unheard.
+            at(Kind::Fault, 4, 300, 0),
+            at(Kind::Evicted, 4, 310, 0),
+            at(Kind::Fetched, 4, 800_000, 0),
+        ];
+        events.iter().for_each(|event| watch.hear(event, &State::default()));
+        assert!(watch.took().is_some_and(|took| (took - 40e-6).abs() < 1e-9), "{:?}", watch.took());
+        assert_eq!(Watch::default().took(), None);
     }
 
     #[test]
