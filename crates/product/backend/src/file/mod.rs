@@ -497,5 +497,6 @@ mod tests {
         let mut p = Progress::new(slot, 1);
         let last = (0..TRIES).map(|_| p.advance(-Errno::AGAIN.raw_os_error())).last();
         assert_eq!(last, Some(Step::Over(Err(IoError::Device(11)))));
+        assert_ne!(last, Some(Step::Over(Err(farshore_core::seams::LATER))), "it would not count as the device's error");
     }
 }

@@ -18,9 +18,9 @@ pub enum IoError {
 
 /// The answer of a backend that cannot give room back (`EOPNOTSUPP`).
 pub const CANNOT: IoError = IoError::Device(95);
-/// The answer of a backend that cannot give room back, or write, now because it is writing there itself (`EAGAIN`). The caller may ask
-/// again.
-pub const LATER: IoError = IoError::Device(11);
+/// The answer of a backend that cannot give room back, or write, now because it is writing there itself. The caller may ask
+/// again. No device answers so: 0 is no error. (One may answer `EAGAIN` for ever, and that is an error of the device.)
+pub const LATER: IoError = IoError::Device(0);
 
 impl core::fmt::Display for IoError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
