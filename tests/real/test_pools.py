@@ -313,10 +313,11 @@ class TestPools(Command):
         expect(out == "right\n" and found["swap"]["errors"] == 0, f"{out} {found['swap']}")
         return f"{found['pool']['used_bytes'] >> 20} MiB in the pool at the end"
 
+    @pytest.mark.parametrize("limited", (resource.RLIMIT_AS, resource.RLIMIT_DATA), ids=("addresses", "data"))
     @pytest.mark.parametrize("swap", (["auto"], ["ram:lz4", "dir:/var/tmp"]))
-    def test_little_address_space(self, swap):
-        """A pool without a size takes a part of the address space alone."""
-        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+    def test_little_address_space(self, swap, limited):
+        """A pool without a size takes a part of the address space alone, and of private memory, which counts what is reserved."""
+        limit = lambda: resource.setrlimit(limited, (3 << 30, 3 << 30))
         arguments = [self.farshore, "run", "--memory", "16M", *swaps(swap), "--", sys.executable, "-c", "print(sum(bytearray(1 << 30)[::1 << 20]))"]
         done = subprocess.run(arguments, preexec_fn=limit, capture_output=True, text=True, timeout=100, check=False)
         expect((done.returncode, done.stdout) == (0, "0\n"), f"{done.returncode}: {done.stdout} {done.stderr[-400:]}")

@@ -5,9 +5,11 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
-/// How much address space may be reserved, in bytes, for what may be needed: where the process has a limit of it, an eighth, since the program needs the most.
+/// How much address space may be reserved, in bytes, for what may be needed: where the process has a limit of it, or of private memory, which counts what is reserved too, an
+/// eighth, since the program needs the most.
 pub(crate) fn spare_bytes() -> u64 {
-    getrlimit(Resource::As).current.map_or(u64::MAX, |limit| limit / 8)
+    let limits = [Resource::As, Resource::Data].map(|of| getrlimit(of).current);
+    limits.into_iter().flatten().min().map_or(u64::MAX, |limit| limit / 8)
 }
 
 /// What `make` makes of so many bytes, or where `fewer` will do, of the largest half, quarter … of them of which it can: there may be strict overcommit, or a limit of the
