@@ -460,7 +460,7 @@ impl Partial {
             let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or(""));
             let line = before.bytes().filter(|&b| b == b'\n').count() + 1;
             let why = one_line(error.message());
-            ConfigError::Syntax { place: format!("{}:{line}", path.display()), why }
+            ConfigError::Syntax { place: format!("{}:{line}", crate::plain(&path.display().to_string())), why }
         })
     }
 
@@ -689,6 +689,8 @@ mod tests {
         }
         let error = Partial::from_file(Path::new("/no/such.toml")).unwrap_err().to_string();
         assert!(error.contains("/no/such.toml") && error.contains("--config"), "{error}");
+        let error = Partial::from_toml("memory = -1\n", Path::new("/a\nb\u{1b}.toml")).unwrap_err().to_string();
+        assert!(error.starts_with("/a\\nb\\u{1b}.toml:1: "), "{error:?}");
     }
 
     #[test]
