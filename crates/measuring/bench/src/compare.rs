@@ -130,9 +130,12 @@ pub fn compare(old: &Results, new: &Results) -> Comparison {
 
 fn is_same(one: &Experiment, other: &Experiment) -> bool {
     let key = |it: &Experiment| {
-        (it.name.clone(), it.workload.clone(), it.arguments.clone(), it.memory_bytes, it.pool_bytes, it.threads, it.swap_files)
+        (it.name.clone(), it.family.clone(), it.workload.clone(), it.arguments.clone(), it.pool_bytes, it.threads, it.swap_files)
     };
-    key(one) == key(other) && one.sweep == other.sweep && one.figure == other.figure
+    // A limit of families is a part of the peak that the program had that time.
+    let off = if one.family.is_empty() { 0 } else { one.memory_bytes / 20 };
+    let beside = one.memory_bytes.abs_diff(other.memory_bytes) <= off;
+    key(one) == key(other) && beside && one.sweep == other.sweep && one.figure == other.figure
 }
 
 /// An experiment with the figures of its rounds.

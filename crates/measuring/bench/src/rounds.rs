@@ -116,7 +116,8 @@ impl Turns<'_> {
             measure::Program::Served(served) => served.words(),
             measure::Program::Service(service) => service.server.into_iter().chain(["+".into()]).chain(service.client).collect(),
         };
-        words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
+        let work = self.journal.work().to_string_lossy();
+        words.into_iter().map(|word| word.to_string_lossy().replace(&*work, ".")).collect()
     }
 
     fn prepare(&self, experiment: &Experiment, progress: &Progress) -> Result<(), String> {
@@ -248,4 +249,39 @@ fn line(experiment: &Experiment, sides: &[Side], number: u32) -> String {
         text.push_str(&format!("  {} {value}", side.result.label));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Subject;
+
+    #[test]
+    fn what_a_run_was_is_told_without_the_paths_of_this_machine() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Arc::new(Journal::open(directory.path()).unwrap());
+        let turns = Turns {
+            load: Path::new("farshore-load"),
+            farshore: Path::new("farshore"),
+            journal: &journal,
+            extra_bytes: 0,
+            rounds: 1,
+            warm_up_rounds: 0,
+            timeout: Duration::from_secs(1),
+            stop: &AtomicBool::new(false),
+        };
+        let script = journal.work().join("records.pl").into_os_string();
+        let experiment = Experiment {
+            name: String::new(),
+            subject: Subject::Program(vec!["perl".into(), script, "/etc/hosts".into()]),
+            memory_bytes: 0,
+            pool_bytes: 0,
+            swap_bytes: 0,
+            swap_files: 1,
+            sweep: None,
+            targets: Vec::new(),
+            family: String::new(),
+        };
+        assert_eq!(turns.words(&experiment), ["perl", "./records.pl", "/etc/hosts"]);
+    }
 }

@@ -101,6 +101,18 @@ fn what_one_file_lacks_is_named() {
 }
 
 #[test]
+fn a_row_of_families_is_the_same_where_its_peak_is_nearly() {
+    let file = |family: &str, memory_bytes: u64| {
+        let experiment = experiment("java-g1, 50 % local", vec![target("farshore", &BASE)]);
+        results(vec![Experiment { family: family.into(), memory_bytes, ..experiment }])
+    };
+    let changes = |family, old: u64, new: u64| compare(&file(family, old << 20), &file(family, new << 20)).changes.len();
+    // The limit is a part of what the program had that time.
+    assert_eq!((changes("java-g1", 150, 153), changes("java-g1", 150, 148)), (1, 1));
+    assert_eq!((changes("java-g1", 150, 200), changes("java-g1", 0, 150), changes("", 150, 153)), (0, 0, 0));
+}
+
+#[test]
 fn as_text() {
     let mut old = results(vec![
         experiment("random updates", vec![target("farshore", &BASE), target("linux-swap", &BASE)]),

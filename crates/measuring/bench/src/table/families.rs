@@ -40,7 +40,8 @@ pub fn markdown_rows(experiments: &[Experiment]) -> Option<(&'static str, Vec<Ve
 fn lines(experiments: &[Experiment]) -> Option<Lines> {
     let limited: Vec<&Experiment> =
         experiments.iter().filter(|experiment| !experiment.family.is_empty() && experiment.memory_bytes > 0).collect();
-    let first = limited.iter().find_map(|experiment| experiment.targets.first())?.label.clone();
+    // A target that could not be had for one row is missing there alone.
+    let first = limited.iter().rev().max_by_key(|experiment| experiment.targets.len())?.targets.first()?.label.clone();
     let mut others: Vec<&str> = Vec::new();
     for label in limited.iter().flat_map(|experiment| experiment.targets.iter().skip(1)).map(|target| target.label.as_str()) {
         if !others.contains(&label) {
@@ -48,7 +49,7 @@ fn lines(experiments: &[Experiment]) -> Option<Lines> {
         }
     }
     let several = limited.iter().any(|experiment| fixed(experiment).count() > 1);
-    let mut titles = vec!["row".to_string(), "local".into(), "native".into(), first];
+    let mut titles = vec!["row".to_string(), "local".into(), "native".into(), first.clone()];
     titles.extend(others.iter().map(|label| format!("to {label}")));
     titles.extend(several.then(|| "to the best other --swap".to_string()));
     let mut told = BTreeSet::new();
@@ -56,17 +57,21 @@ fn lines(experiments: &[Experiment]) -> Option<Lines> {
         let begins = told.insert(experiment.family.as_str());
         let once = |text: String| if begins { text } else { String::new() };
         let at = experiment.sweep.as_ref().filter(|point| point.axis == Axis::Memory).map_or(0.0, |point| point.value);
+        // Ratios are to what came first there, which is another target where this one could not be had.
+        let is_first = experiment.targets.first().is_some_and(|target| target.label == first);
+        let own = if is_first { figure(experiment, experiment.targets.first()) } else { left_out() };
+        let to = |cell: Cell| if is_first { cell } else { Cell::default() };
         let mut cells: Vec<Cell> = vec![
             once(experiment.family.clone()).into(),
             format!("{at} %").into(),
             once(native(experiments, &experiment.family)).into(),
-            figure(experiment, experiment.targets.first()),
+            own,
         ];
         cells.extend(others.iter().map(|label| {
             let target = experiment.targets.iter().find(|target| target.label == *label);
-            target.map_or_else(Cell::default, against)
+            to(target.map_or_else(Cell::default, against))
         }));
-        cells.extend(several.then(|| best(experiment)));
+        cells.extend(several.then(|| to(best(experiment))));
         cells
     });
     let rows = rows.collect();
@@ -88,6 +93,10 @@ fn figure(experiment: &Experiment, target: Option<&TargetResult>) -> Cell {
 
 fn failed() -> Cell {
     Cell { text: "failed".into(), tone: Tone::Bad }
+}
+
+fn left_out() -> Cell {
+    Cell { text: "left out".into(), tone: Tone::Bad }
 }
 
 /// The first target against this one. The tone is the first one's: green where it is better.
@@ -173,6 +182,16 @@ sort   50 %  2.00 s    2.00 s  0.90 × (0.80–0.95)  0.70 × (0.60–1.10)  1.5
         let rows = markdown_rows(&all()).map(|(_, rows)| rows).unwrap_or_default();
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|row| row.len() == rows[0].len()));
+    }
+
+    #[test]
+    fn a_line_without_the_first_target_tells_nothing_of_it() {
+        let mut experiments = all();
+        // It could not be had there, and what is left is set against the next.
+        experiments[2].targets.remove(0);
+        let text = text(&experiments, false, 200);
+        let line = text.lines().last().unwrap_or_default();
+        assert!(line.contains("25 %") && !line.contains('×') && !line.contains("2.00 s"), "{text}");
     }
 
     #[test]

@@ -294,16 +294,18 @@ pub fn remove(path: &Path) -> Result<bool, String> {
     }
 }
 
-/// Ends all processes in a cgroup of ours. They may take a moment to be gone.
-pub fn empty(path: &Path) {
-    for word in words_of(&path.join("cgroup.procs")) {
+/// Ends all processes in a cgroup of ours, which may take a moment to be gone. Says whether there were none.
+pub fn empty(path: &Path) -> bool {
+    let words = words_of(&path.join("cgroup.procs"));
+    for word in &words {
         let Some(pid) = word.parse().ok().and_then(rustix::process::Pid::from_raw) else { continue };
         // The number may be another process' by now: hold it, look again, then end what is held.
         let Ok(held) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { continue };
-        if words_of(&path.join("cgroup.procs")).contains(&word) {
+        if words_of(&path.join("cgroup.procs")).contains(word) {
             let _ = rustix::process::pidfd_send_signal(held, rustix::process::Signal::KILL);
         }
     }
+    words.is_empty()
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ fn keep(cgroup: &Cgroup, total: u64, pool: impl Fn() -> u64, stop: &AtomicBool) 
         seen.total_peak = seen.total_peak.max(cgroup.usage_bytes().saturating_add(taken));
         let Some(wanted) = beside(total, taken) else {
             seen.does_not_fit = true;
-            cgroup::empty(&cgroup.path);
+            end_all(cgroup, stop);
             break;
         };
         // A limit that the kernel cannot make true at once is tried again at the next look.
@@ -89,6 +89,13 @@ fn keep(cgroup: &Cgroup, total: u64, pool: impl Fn() -> u64, stop: &AtomicBool) 
         std::thread::park_timeout(PAUSE);
     }
     seen
+}
+
+/// Ends what is in the cgroup, and what has been forked there meanwhile, until there is nothing left or nobody wants it any more.
+fn end_all(cgroup: &Cgroup, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) && !cgroup::empty(&cgroup.path) {
+        std::thread::park_timeout(PAUSE);
+    }
 }
 
 /// What a pool of this size leaves of `total`; `None` if that is too little.
@@ -153,5 +160,22 @@ mod tests {
         wait_until(|| keeper.thread.is_finished());
         assert!(keeper.end().does_not_fit);
         assert_eq!(fs::read_to_string(folder.path().join("memory.max")).unwrap(), "0", "its limit is not changed any more");
+    }
+
+    #[test]
+    fn what_a_run_has_forked_while_it_was_being_ended_is_ended_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = cgroup(folder.path());
+        let sleep = || std::process::Command::new("sleep").arg("8").spawn().unwrap();
+        let is_there =
+            |child: &std::process::Child| fs::write(folder.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
+        let was_ended = |child: &mut std::process::Child| !child.wait().unwrap().success();
+        let (mut first, mut second) = (sleep(), sleep());
+        is_there(&first);
+        let keeper = Keeper::start(cgroup, 80 * MIB, || 75 * MIB).unwrap();
+        assert!(was_ended(&mut first));
+        is_there(&second);
+        assert!(was_ended(&mut second), "it went on");
+        assert!(keeper.end().does_not_fit);
     }
 }
