@@ -15,13 +15,17 @@ use super::watch::Watch;
 
 /// How often pages are asked.
 const EVERY: Duration = Duration::from_millis(60);
-/// How many are to leave each time at least. Each costs the program a fault, and the evictor a flush for all of them: at 130 a second, a few thousandths of its time.
-const LEAVE_LEAST: u64 = 8;
+/// How many are to leave each time at least, if they may. Each costs the program a fault, and the evictor a flush for all of them …
+const LEAVE: u64 = 8;
+/// … and this part of the time at most: where a fetch takes long they are fewer.
+const PART: f64 = 0.02;
 /// How many are to leave in a part of the run that is told by itself. Such parts are short at first, so this many are some 800 a second in the first eight
-/// seconds, one or two hundredths of its time, and half of that in the next eight.
+/// seconds, and half of that in the next eight.
 const LEAVE_A_SLICE: u64 = 96;
-/// How many times as many are asked at most, of which some are not there.
-const ASK_MOST: u64 = 16;
+/// What a fetch takes until it is known, seconds.
+const FETCH: f64 = 100e-6;
+/// How many are asked at most for [`LEAVE`] that leave, of which some are not there.
+const ASK_MOST: u64 = 128;
 /// How often the program's mappings are read.
 const MAPPINGS_EVERY: Duration = Duration::from_secs(1);
 
@@ -32,8 +36,13 @@ pub struct Asker {
     pieces: Vec<(u64, u64)>,
     read: Option<Instant>,
     asked: Option<Instant>,
-    /// How many are asked each time.
+    /// How many are asked for [`LEAVE`] that leave.
     count: u64,
+    /// How many were to leave of those that were asked last, and the part of one that may besides.
+    leave: u64,
+    rest: f64,
+    /// What a fetch has taken of late, seconds.
+    fetch: f64,
     /// What had left when they were asked: all, and those that were asked.
     left: (u64, u64),
     turn: u64,
@@ -41,7 +50,17 @@ pub struct Asker {
 
 impl Default for Asker {
     fn default() -> Asker {
-        Asker { pieces: Vec::new(), read: None, asked: None, count: LEAVE_LEAST, left: (0, 0), turn: 0 }
+        Asker {
+            pieces: Vec::new(),
+            read: None,
+            asked: None,
+            count: LEAVE,
+            leave: LEAVE,
+            rest: 0.0,
+            fetch: FETCH,
+            left: (0, 0),
+            turn: 0,
+        }
     }
 }
 
@@ -55,25 +74,42 @@ impl Asker {
         let (before, looked_before) = std::mem::replace(&mut self.left, (all, looked));
         let by_themselves = (all - looked).saturating_sub(before - looked_before);
         let found = looked - looked_before;
+        let passed = self.asked.map_or(EVERY, |asked| asked.elapsed());
         self.asked = Some(Instant::now());
-        let leave = (LEAVE_A_SLICE * EVERY.as_nanos() as u64 / watch.slice_ns().max(1)).max(LEAVE_LEAST);
+        let leave = (LEAVE_A_SLICE * EVERY.as_nanos() as u64 / watch.slice_ns().max(1)).max(LEAVE);
         // Until something leaves by itself everything fits, and a run in which nothing leaves says so.
-        if all == looked || by_themselves >= leave {
+        let needless = all == looked || by_themselves >= leave || watch.is_full();
+        self.leave = if needless { 0 } else { self.next(found, passed.as_secs_f64(), leave) };
+        if self.leave == 0 {
             watch.ask(HashSet::new());
             return;
-        }
-        if found < leave / 2 {
-            self.count = (self.count * 2).min(ASK_MOST * leave);
-        } else if found > leave {
-            self.count = (self.count / 2).max(leave);
         }
         if self.read.is_none_or(|read| read.elapsed() >= MAPPINGS_EVERY) {
             self.read = Some(Instant::now());
             self.pieces = pieces(&told(pid, "maps").unwrap_or_default());
         }
-        let pages: HashSet<u64> = (0..self.count).filter_map(|_| self.any()).collect();
+        let pages: HashSet<u64> = (0..(self.count * self.leave).div_ceil(LEAVE)).filter_map(|_| self.any()).collect();
         let pages = pages.into_iter().filter(|page| attachment.ask(Wanted::Reclaim, page * PAGE, 1)).collect();
         watch.ask(pages);
+    }
+
+    /// So many fetches have taken all together so many seconds of the program's time.
+    pub fn note_fetches(&mut self, count: u64, seconds: f64) {
+        if count > 0 {
+            self.fetch += (seconds.max(0.0) / count as f64 - self.fetch) / 4.0;
+        }
+    }
+
+    /// How many are to leave now, at most `most`, so many seconds after others were asked, of which so many have left.
+    fn next(&mut self, found: u64, passed: f64, most: u64) -> u64 {
+        if 2 * found < self.leave {
+            self.count = (self.count * 2).min(ASK_MOST);
+        } else if found > self.leave {
+            self.count = (self.count / 2).max(LEAVE);
+        }
+        let may = (self.rest + PART * passed / self.fetch.max(1e-6)).min(most as f64);
+        self.rest = may.fract();
+        may as u64
     }
 
     /// Any page of the pieces.
@@ -109,6 +145,34 @@ fn pieces(maps: &str) -> Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_have_a_fiftieth_of_the_time_at_most() {
+        for (fetch, least) in [(10e-6, 130.0), (1e-3, 15.0), (20e-3, 0.9), (1.0, 0.015)] {
+            let mut asker = Asker::default();
+            (0..100).for_each(|_| asker.note_fetches(2, 2.0 * fetch));
+            let mut left = 0;
+            for _ in 0..10_000 {
+                let leave = asker.next(asker.leave, 0.06, LEAVE);
+                asker.leave = leave;
+                left += leave;
+            }
+            let (a_second, part) = (left as f64 / 600.0, left as f64 * fetch / 600.0);
+            assert!((least..134.0).contains(&a_second) && part <= 0.021, "{fetch}: {a_second} a second, {part}");
+        }
+    }
+
+    #[test]
+    fn more_are_asked_where_few_are_there() {
+        let mut asker = Asker::default();
+        let mut asked = |founds: &[u64]| {
+            for &found in founds {
+                asker.leave = asker.next(found, 0.06, LEAVE);
+            }
+            asker.count
+        };
+        assert_eq!([asked(&[8, 4, 8]), asked(&[3]), asked(&[0; 9]), asked(&[16]), asked(&[16; 9])], [8, 16, 128, 64, 8]);
+    }
 
     #[test]
     fn pages_of_all_pieces_are_asked_alike() {

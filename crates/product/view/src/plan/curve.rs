@@ -21,6 +21,9 @@ use farshore_beside::PAGE;
 use super::looks::Less;
 use super::watch::Returns;
 
+/// Fewer pages that came back tell neither what one takes nor how many it would be with less memory.
+const MISSES_LEAST: f64 = 256.0;
+
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
@@ -34,16 +37,20 @@ pub struct Shown {
     pub needs: Vec<(u64, Returns)>,
     /// Limits below the run's, rising, and what each does; empty: not known.
     pub fewer: Vec<(u64, Less)>,
-    /// Pages that came back from swap space.
+    /// Pages that came back from swap space, having left by themselves, …
     pub pages_in: f64,
+    /// … and those that had left for a look: they would have been there.
+    pub looked: f64,
     /// Pages that were written to it.
     pub pages_out: f64,
     /// Faults that read.
     pub fetches: f64,
-    /// Seconds that threads spent in faults that they would not have had alone, all together.
+    /// Seconds that threads spent in faults that go with these pages, all together, …
     pub waited: f64,
-    /// Of these the seconds in faults that did not wait for a read.
+    /// … of these the seconds in faults that did not wait for a read, …
     pub besides: f64,
+    /// … and in others that they would not have had alone: they are there with any memory of which something leaves.
+    pub steady: f64,
     /// Seconds from a fault to its handler and back.
     pub signal: f64,
     /// Seconds that threads waited for a core, in faults and besides, all together.
@@ -97,6 +104,7 @@ pub struct Curve {
     faults: Line,
     /// What each fault more takes with less memory than the run had, seconds, for the thread that waits longest; memory rising.
     each: Vec<(f64, f64)>,
+    knows_less: bool,
 }
 
 /// How many there are with any memory.
@@ -105,7 +113,7 @@ struct Line {
     /// LRU's where they change, memory rising; and their hull.
     lru: Vec<(f64, f64)>,
     hull: Vec<(f64, f64)>,
-    /// How many times as many, with less memory than the run had.
+    /// How many more, with less memory than the run had.
     fewer: Vec<(f64, f64)>,
     /// The limit with which nothing leaves.
     whole: f64,
@@ -118,15 +126,23 @@ impl Curve {
         // The handler is entered by a signal, before any clock of ours runs.
         let device = other.unwrap_or(Device { read: (own - shown.overhead).max(0.0), rate: f64::INFINITY });
         let fault = other.map_or(own, |device| shown.overhead + device.read) * shown.longest;
-        let besides = (shown.seconds - shown.waited * shown.longest).max(0.0);
+        let besides = (shown.seconds - (shown.waited + shown.steady) * shown.longest).max(0.0);
         // Of the waits for a core those in faults are among what faults took. Where each was is not known: by their times.
         let queued = (shown.queued * shown.longest * besides / shown.seconds.max(1e-9)).min(besides);
         let alone = (besides - queued).max(shown.seconds * 0.01);
         let misses = Line::of(&shown, shown.pages_in, |of| of.pages);
-        let faults = Line::of(&shown, shown.fetches, |of| of.faults);
-        let each = |less: &Less| other.map_or(less.each + shown.signal, |device| shown.overhead + device.read) * shown.longest;
-        let each = shown.fewer.iter().map(|(memory, less)| (*memory as f64, each(less))).collect();
-        Curve { shown, device, fault, alone, queued, misses, faults, each }
+        // Nearly each page that was looked at came by a fault of its own.
+        let faults = Line::of(&shown, (shown.fetches - shown.looked).max(0.0), |of| of.faults);
+        let each = |less: &Less| match other {
+            Some(device) => shown.overhead + device.read,
+            None if less.each > 0.0 => less.each + shown.signal,
+            None => own,
+        };
+        let each = shown.fewer.iter().map(|(memory, less)| (*memory as f64, each(less) * shown.longest)).collect();
+        // Of a few reads nobody knows what one takes.
+        let knows_fault = shown.pages_in + shown.looked >= MISSES_LEAST || other.is_some();
+        let knows_less = knows_fault && (!misses.fewer.is_empty() || misses.lru[0].1 >= MISSES_LEAST);
+        Curve { shown, device, fault, alone, queued, misses, faults, each, knows_less }
     }
 
     /// The program's time if nothing leaves, seconds.
@@ -141,7 +157,7 @@ impl Curve {
 
     /// What a page that comes takes of it in the run, seconds: it may have come unasked.
     pub fn miss(&self) -> f64 {
-        self.fault * self.shown.fetches / self.shown.pages_in.max(1.0)
+        self.fault * self.shown.fetches / (self.shown.pages_in + self.shown.looked).max(1.0)
     }
 
     /// What the thread that waits longest waited for a core outside of faults, seconds: it is not in [`Curve::alone`].
@@ -159,16 +175,18 @@ impl Curve {
         let measured = memory >= self.shown.limit;
         let (misses, misses_lru, faults) = (self.misses.at(memory), self.misses.of_lru(memory), self.faults.at(memory));
         let over = |limit: u64| self.shown.whole.saturating_sub(limit) as f64 / PAGE as f64;
-        // Each page that does not fit leaves once; what is written besides was changed again before it left again.
+        // Each page that does not fit leaves once; what is written besides was changed again before it left again, also for a look.
         let again = (self.shown.pages_out - over(self.shown.limit)).max(0.0);
         let writes = if misses > 0.0 || over(memory) > 0.0 {
-            over(memory).min(self.shown.pages_out) + again * misses / self.misses.at(self.shown.limit).max(1.0)
+            let of = self.misses.at(self.shown.limit) + self.shown.looked;
+            over(memory).min(self.shown.pages_out) + again * misses / of.max(1.0)
         } else {
             0.0
         };
         let busy = (misses + writes) / self.device.rate;
         let ideal = self.alone + faults * self.device.read * self.shown.longest;
-        let seconds = (self.alone + self.waits(memory, misses, faults)).max(busy);
+        let steady = if memory < self.shown.whole { self.shown.steady * self.shown.longest } else { 0.0 };
+        let seconds = (self.alone + steady + self.waits(memory, misses, faults)).max(busy);
         Point { memory, measured, misses, misses_lru, faults, writes, seconds, ideal: ideal.min(seconds) }
     }
 
@@ -179,8 +197,13 @@ impl Curve {
         }
         let (run, run_misses) = (self.faults.at(self.shown.limit), self.misses.at(self.shown.limit));
         // Rescues, and writes to pages that came for a read, are as many more as pages.
-        let besides = self.shown.besides * self.shown.longest / self.shown.pages_in.max(1.0);
+        let besides = self.shown.besides * self.shown.longest / (self.shown.pages_in + self.shown.looked).max(1.0);
         run * self.fault + (faults - run) * along(&self.each, memory as f64) + (misses - run_misses) * besides
+    }
+
+    /// Whether anything is known of limits below the run's: how many more pages come back, or how steep the line begins, and what one takes.
+    pub fn knows_less(&self) -> bool {
+        self.knows_less
     }
 
     /// How many times longer it takes than if nothing leaves.
@@ -221,11 +244,11 @@ impl Line {
         let needs: Vec<_> = shown.needs.iter().map(|(need, returns)| (*need, of(returns))).collect();
         let lru = by_need(shown, &needs, counted);
         let limit = shown.limit as f64;
-        let below = shown.fewer.iter().map(|(memory, times)| (*memory as f64, of(&times.times))).filter(|point| point.0 < limit);
+        let below = shown.fewer.iter().map(|(memory, less)| (*memory as f64, of(&less.more))).filter(|point| point.0 < limit);
         let mut fewer: Vec<_> = below.collect();
         if !fewer.is_empty() {
             // The run's own limit is where the two lines meet.
-            fewer.push((limit, 1.0));
+            fewer.push((limit, 0.0));
         }
         Line { hull: hull_of(&lru), lru, fewer, whole: shown.whole as f64 }
     }
@@ -247,7 +270,7 @@ impl Line {
             return None;
         }
         if !self.fewer.is_empty() {
-            return Some(first.1 * beyond(&self.fewer, memory));
+            return Some(first.1 + beyond(&self.fewer, memory).max(0.0));
         }
         // As steep as at the beginning: over a tenth of the way, since the first step may be a small one.
         let step = (self.whole - first.0) / 10.0;
@@ -336,15 +359,22 @@ mod tests {
             needs,
             fewer: Vec::new(),
             pages_in: 4e6,
+            looked: 0.0,
             pages_out: 1e6,
             fetches: 4e6,
             waited: 40.0,
             besides: 0.0,
             signal: 0.0,
+            steady: 0.0,
             queued: 0.0,
             overhead: 2e-6,
             longest: 1.0,
         }
+    }
+
+    /// So many more with half of the memory, each by a fault that takes as long as those of the run.
+    fn more(pages: f64) -> Vec<(u64, Less)> {
+        vec![(250 * MIB, Less { more: Returns { pages, faults: pages }, each: 0.0 })]
     }
 
     fn near(one: f64, other: f64) -> bool {
@@ -398,7 +428,7 @@ mod tests {
         let returns = |pages, faults| Returns { pages, faults };
         let shown = Shown {
             needs: vec![(800 * MIB, returns(2.0, 0.0)), (1000 * MIB, returns(2.0, 2.0))],
-            fewer: vec![(250 * MIB, Less { times: returns(1.5, 2.0), each: 8e-6 })],
+            fewer: vec![(250 * MIB, Less { more: returns(2e6, 2e6), each: 8e-6 })],
             besides: 4.0,
             signal: 2e-6,
             fetches: 2e6,
@@ -423,6 +453,35 @@ mod tests {
         // All of it was in faults.
         let faults = Curve::of(Shown { waited: 99.0, queued: 90.0, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
         assert!(near(faults.queued(), 0.9) && near(faults.alone(), 1.0));
+    }
+
+    #[test]
+    fn a_run_that_missed_nothing_tells_what_less_memory_misses() {
+        // 500 MiB suffice for what it did last. With half of them 4 million pages come back.
+        let looks = Shown { pages_in: 0.0, fewer: more(4e6), ..shown(Vec::new()) };
+        let curve = Curve::of(looks, None);
+        assert!(near(curve.at(250 * MIB).misses, 4e6) && near(curve.at(375 * MIB).misses, 2e6));
+        assert_eq!(curve.at(500 * MIB).misses, 0.0);
+    }
+
+    #[test]
+    fn first_touches_are_not_of_the_pages_that_come() {
+        // A twentieth of the run was in faults that are there with any limit.
+        let curve = Curve::of(Shown { waited: 35.0, steady: 5.0, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
+        let seconds = [500, 750, 999, 1000].map(|memory| curve.at(memory * MIB).seconds);
+        assert!(
+            near(seconds[0], 100.0) && near(seconds[1], 82.5) && near(seconds[2], 65.07) && near(seconds[3], 60.0),
+            "{seconds:?}"
+        );
+    }
+
+    #[test]
+    fn little_that_came_back_tells_nothing_of_less_memory() {
+        let few = || Shown { pages_in: 100.0, fewer: more(4e6), ..shown(vec![(1000 * MIB, 1.0)]) };
+        let device = Device { read: 1e-4, rate: f64::INFINITY };
+        assert_eq!([Curve::of(few(), None), Curve::of(few(), Some(device))].map(|curve| curve.knows_less()), [false, true]);
+        let known = [shown(vec![(1000 * MIB, 1.0)]), Shown { looked: 300.0, ..few() }, Shown { fewer: Vec::new(), ..few() }];
+        assert_eq!(known.map(|shown| Curve::of(shown, None).knows_less()), [true, true, false]);
     }
 
     #[test]

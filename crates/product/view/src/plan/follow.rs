@@ -259,7 +259,7 @@ struct Follower {
     with_faults: bool,
     last: Option<Box<Stats>>,
     /// Pages that had been heard to come back by then.
-    last_fetched: u64,
+    last_returned: u64,
     queued_ns: u64,
     limit: u64,
     least: u64,
@@ -284,7 +284,7 @@ impl Follower {
             heard: false,
             with_faults: false,
             last: None,
-            last_fetched: 0,
+            last_returned: 0,
             queued_ns: 0,
             limit: 0,
             least: LIMIT_MIN,
@@ -388,6 +388,8 @@ impl Follower {
             if faults >= FAULTS_TO_JUDGE {
                 self.cheapest = self.cheapest.min(time as f64 / faults as f64 / 1e9).max(CHEAPEST.0);
             }
+            let fetches = stats.faults.fetch.saturating_sub(before.faults.fetch);
+            self.asker.note_fetches(fetches, time as f64 / 1e9 - faults.saturating_sub(fetches) as f64 * self.cheapest);
         }
         let pool = stats.pool.as_ref().map_or(0, |pool| pool.pages * PAGE);
         let away: u64 = stats.spaces.iter().map(|space| space.used_bytes).sum::<u64>() + pool;
@@ -414,13 +416,13 @@ impl Follower {
         self.has_others |= stats.family.processes > 1;
         self.away = (self.watch.away(), self.watch.away());
         self.last = Some(stats);
-        self.last_fetched = self.watch.fetched;
+        self.last_returned = self.watch.returned();
     }
 
     fn finish(mut self, name: String, status: Ended, seconds: f64) -> Run {
         let longest = self.watch.longest();
         let limit = self.limit;
-        let asked_at = if self.last_fetched > 0 { self.last_fetched as f64 / self.watch.fetched as f64 } else { 1.0 };
+        let asked_at = if self.last_returned > 0 { self.last_returned as f64 / self.watch.returned() as f64 } else { 1.0 };
         Run {
             name,
             status,

@@ -82,13 +82,14 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
     let zero = since(faults.zero, |it| it.faults.zero);
     let cheap = zero + since(faults.rescue, |it| it.faults.rescue) + since(faults.write_protect, |it| it.faults.write_protect);
     let (fetches, pages_in) = (since(faults.fetch, |it| it.faults.fetch), since(stats.swap.pages_in, |it| it.swap.pages_in));
-    // What came back from a look would have been there.
-    let own = 1.0 - (heard.looked_back as f64 / pages_in.max(1.0)).min(1.0);
-    let (fetches, pages_in) = (fetches * own, pages_in * own);
-    let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns * own;
+    let looked = (heard.looked_back as f64).min(pages_in);
+    let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns;
     let overhead = run.cheapest + SIGNAL;
     // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.
-    let waited = (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL;
+    let all = (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL;
+    let steady = (zero * (overhead - NATIVE)).clamp(0.0, all);
+    let looks = heard.looked_rescued as f64 * overhead;
+    let waited = (all - steady - looks).max(0.0);
     let besides = heard.took().map_or(0.0, |took| (waited - fetches * (took + SIGNAL)).max(0.0));
     Some(curve::Shown {
         seconds: run.seconds,
@@ -100,11 +101,13 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
             let parts = (2..20).map(|part| f64::from(part) / 20.0);
             parts.map(|part| (watch::limit_for((room * part) as u64, run.evictors), fewer.with(part))).collect()
         }),
-        pages_in,
+        pages_in: pages_in - looked,
+        looked,
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,
         waited,
         besides,
+        steady,
         signal: SIGNAL,
         queued: run.queued / run.asked_at,
         overhead,
@@ -116,3 +119,99 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
 const SIGNAL: f64 = 2e-6;
 /// Seconds of a first touch without Farshore.
 const NATIVE: f64 = 0.5e-6;
+
+#[cfg(test)]
+mod tests {
+    use super::curve::Curve;
+    use super::ghosts::tests::Random;
+    use super::*;
+    use farshore_beside::{Event, Kind, PAGE, State};
+    use farshore_config::stats::Stats;
+    use std::collections::HashSet;
+
+    const MS: u64 = 1_000_000;
+    /// Pages that are used at random all the time, which fit; and others, used once and no more.
+    const HOT: u64 = 8000;
+    const COLD: u64 = 4000;
+
+    /// Ten seconds with room for 8192 pages, with a look at a page each 9 ms until there were enough, which is used again within 80 ms, more or less. A fetch takes 100 us.
+    fn run_that_fits(looks: u64) -> Run {
+        let (room, mut random, mut watch) = (8192, Random(5), watch::Watch::default());
+        let stats = Stats {
+            memory_limit_bytes: room * PAGE,
+            frames: farshore_config::stats::Frames { limit: room, ..Default::default() },
+            evictors: farshore_config::stats::Evictors { count: 1, ..Default::default() },
+            ..Stats::default()
+        };
+        let state = State { resident_bytes: room * PAGE, ..State::default() };
+        let mut events: Vec<(u64, Kind, u64)> = (0..COLD).map(|page| (MS + page, Kind::Evicted, HOT + page)).collect();
+        for look in 0..looks {
+            let unit = (random.below(1 << 20) + 1) as f64 / f64::from(1 << 20);
+            let at = (10 + 9 * look) * MS;
+            events.push((at, Kind::Evicted, look));
+            events.push((at + (unit.ln() * -80e6) as u64 + 1, Kind::Fetched, look));
+        }
+        events.sort_unstable_by_key(|event| event.0);
+        for (ns, kind, page) in events {
+            if matches!(kind, Kind::Evicted) && page < HOT {
+                watch.ask(HashSet::from([page]));
+            }
+            watch.hear(&Event { ns, ..Event::new(kind, page * PAGE, 1) }, &state);
+        }
+        assert_eq!((watch.looked_at, watch.looked_back, watch.fetched), (looks, looks, 0), "{looks}");
+        let faults = farshore_config::stats::Faults { fetch: looks, zero: HOT + COLD, ..Default::default() };
+        let stats = Stats {
+            faults,
+            swap: farshore_config::stats::Swap { pages_in: looks, pages_out: COLD + looks, ..Default::default() },
+            fault_latency_ns: farshore_config::stats::Latency {
+                total: looks * 100_000 + (HOT + COLD) * 1000,
+                ..Default::default()
+            },
+            ..stats
+        };
+        let whole = watch::limit_for((HOT + COLD) * PAGE, 1);
+        Run {
+            name: "x".into(),
+            status: follow::Ended::Status(0),
+            seconds: 10.0,
+            heard: Some(watch),
+            stats: Some(Box::new(stats)),
+            asked_at: 1.0,
+            queued: 0.0,
+            before: None,
+            limit: watch::limit_for(room * PAGE, 1),
+            evictors: 1,
+            footprint: (HOT + COLD) * PAGE,
+            resident: 0,
+            fitted: false,
+            has_others: false,
+            grown: 0,
+            whole,
+            cheapest: 1e-6,
+            longest: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_run_that_fits_tells_what_it_would_miss_with_less() {
+        let run = run_that_fits(1000);
+        let curve = Curve::of(shown(&run).expect("it was heard"), None);
+        // A hundred thousand accesses a second, of which half find their page, told to a quarter.
+        let half = curve.at(watch::limit_for(HOT / 2 * PAGE, 1));
+        assert!((375e3..625e3).contains(&half.misses), "{half:?}");
+        assert_eq!(curve.at(run.limit).misses, 0.0);
+        assert!((95e-6..110e-6).contains(&curve.miss()), "{}", curve.miss());
+        // A tenth of a second was in looks.
+        assert!((9.7..=9.9).contains(&curve.alone()), "{}", curve.alone());
+    }
+
+    #[test]
+    fn a_run_that_tells_nothing_of_less_memory_gets_no_advice_of_it() {
+        let run = run_that_fits(100);
+        let told = report::Report::of(&run, None);
+        let plan = told.plan.as_ref().expect("pages have left");
+        assert!(plan.little_slower_bytes >= run.limit && plan.curve.iter().all(|row| row.memory_bytes >= run.limit), "{told:?}");
+        assert!(told.text(false).contains("too few"), "{}", told.text(false));
+        assert!(report::Report::of(&run_that_fits(1000), None).plan.is_some_and(|plan| plan.curve[0].memory_bytes < run.limit));
+    }
+}

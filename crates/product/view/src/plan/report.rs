@@ -90,6 +90,9 @@ pub struct Plan {
     pub twice_bytes: Option<u64>,
     /// The sentence.
     pub advice: String,
+    /// Whether anything is known of limits below the run's.
+    #[serde(skip)]
+    pub tells_less: bool,
     /// The curve, memory rising.
     pub curve: Vec<Row>,
 }
@@ -222,11 +225,12 @@ impl Report {
             text += if row.measured { "\n" } else { "  more or less\n" };
         }
         let _ = writeln!(text, "\n{}", plan.advice);
-        let _ = writeln!(
-            text,
-            "Misses from {} on are measured, those below are extrapolated ('more or less').",
-            bytes(plan.measured_from_bytes)
-        );
+        let from = bytes(plan.measured_from_bytes);
+        let _ = if plan.tells_less {
+            writeln!(text, "Misses from {from} on are measured, those below are extrapolated ('more or less').")
+        } else {
+            writeln!(text, "Of less than {from} nothing is told: too few pages came back. Run it with less --memory.")
+        };
         if let Some(doubt) = &plan.doubt {
             let _ = writeln!(text, "{doubt}");
         }
@@ -250,8 +254,10 @@ impl Report {
 impl Plan {
     fn of(curve: &Curve, run: &Run, device: String, (sampled, events_lost, unseen): (f64, u64, f64)) -> Plan {
         let (knee, whole) = (curve.knee(), run.whole);
-        let from = run.limit.min(whole / 16 * SIXTEENTHS_FROM).max(4096);
-        let mut sizes: Vec<u64> = (SIXTEENTHS_FROM..=16).map(|part| whole / 16 * part).chain([run.limit, knee, whole]).collect();
+        let tells_less = curve.knows_less();
+        let from = if tells_less { run.limit.min(whole / 16 * SIXTEENTHS_FROM).max(4096) } else { run.limit };
+        let sixteenths = (SIXTEENTHS_FROM..=16).map(|part| whole / 16 * part).filter(|size| *size >= from);
+        let mut sizes: Vec<u64> = sixteenths.chain([run.limit, knee, whole]).collect();
         sizes.sort_unstable();
         // A row beside another tells nothing new.
         let keep = |size: u64| size == run.limit || size == whole || size == knee;
@@ -282,6 +288,7 @@ impl Plan {
             little_slower_bytes: little,
             twice_bytes: twice,
             advice: advice(curve, whole, from, (little, twice)),
+            tells_less,
             curve: rows,
         }
     }

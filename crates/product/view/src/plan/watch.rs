@@ -11,6 +11,9 @@ use super::looks::{Came, Fewer, Looks};
 
 /// Threads are compared in pieces of the time, so that those that wait one after the other count together.
 const WINDOW_NS: u64 = 50_000_000;
+/// The program can write anything into the memory that it shares: no machine runs for so many ns, and none has so many bytes.
+const LATEST_NS: u64 = 1 << 62;
+const LARGEST: u64 = 1 << 52;
 
 /// Faults that are remembered until they have ended: a few more than threads.
 const FAULTS_BEGUN: usize = 4096;
@@ -27,8 +30,10 @@ pub struct Watch {
     asked: [HashSet<u64>; 2],
     /// How many left so, …
     pub looked_at: u64,
-    /// … and came back.
+    /// … came back by a read, …
     pub looked_back: u64,
+    /// … or before they were written.
+    pub looked_rescued: u64,
     /// Returns by the bytes of pages in memory that would have kept the page: with less of it than that, it came by a read.
     pub needs: BTreeMap<u64, Returns>,
     /// Pages that came back, …
@@ -71,12 +76,12 @@ struct Window {
 impl Watch {
     /// What happened when the program had this state.
     pub fn hear(&mut self, event: &Event, state: &State) {
-        let (first, pages, ns) = (event.address / PAGE, event.pages, event.ns);
+        let (first, pages, ns) = (event.address / PAGE, event.pages, event.ns.min(LATEST_NS));
         self.looks.at(ns, self.had(state) as f64 / PAGE as f64);
         match event.kind {
             Kind::Fault if event.detail & FAULT_PROTECTED == 0 => {
-                if event.ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
-                    self.end_window(event.ns);
+                if ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
+                    self.end_window(ns);
                 }
                 *self.window.threads.entry(event.thread).or_default() += 1;
                 if self.begun.len() == FAULTS_BEGUN {
@@ -98,7 +103,7 @@ impl Watch {
             Kind::Rescued => {
                 self.ghosts.came(first);
                 self.begun.remove(&first);
-                self.looked_back += u64::from(self.looks.came(first, ns, Came::Rescued));
+                self.looked_rescued += u64::from(self.looks.came(first, ns, Came::Rescued));
             }
             Kind::Fetched => {
                 let had = self.had(state);
@@ -143,7 +148,17 @@ impl Watch {
 
     /// What the program had in memory.
     fn had(&self, state: &State) -> u64 {
-        state.resident_bytes.saturating_sub(self.staged)
+        state.resident_bytes.min(LARGEST).saturating_sub(self.staged)
+    }
+
+    /// Pages that came back by a read, whoever sent them away.
+    pub fn returned(&self) -> u64 {
+        self.fetched + self.looked_back
+    }
+
+    /// Whether so many pages are looked at that no more need be asked.
+    pub fn is_full(&self) -> bool {
+        self.looks.is_full()
     }
 
     /// These pages have been asked to leave for a look, those of the time before the last one have had their time.
@@ -308,6 +323,19 @@ mod tests {
         events.iter().for_each(|event| watch.hear(event, &State::default()));
         assert!(watch.took().is_some_and(|took| (took - 40e-6).abs() < 1e-9), "{:?}", watch.took());
         assert_eq!(Watch::default().took(), None);
+    }
+
+    #[test]
+    fn whatever_a_program_writes_there_is_borne() {
+        let mut watch = Watch::default();
+        let state = State { resident_bytes: u64::MAX, ..State::default() };
+        for (kind, ns) in [(Kind::Evicted, 1), (Kind::Evicted, u64::MAX), (Kind::Fetched, u64::MAX), (Kind::Fetched, 2)] {
+            watch.hear(&Event { ns, ..event(kind, 3, 1) }, &state);
+        }
+        watch.hear(&Event { ns: u64::MAX, ..event(Kind::Evicted, 4, 1) }, &state);
+        watch.hear(&Event { ns: u64::MAX, ..event(Kind::Unmapped, 4, 1) }, &state);
+        assert_eq!((watch.evicted, watch.fetched), (3, 2));
+        assert!(watch.fewer(&Stats::default()).is_none());
     }
 
     #[test]
