@@ -412,7 +412,11 @@ impl WriteQueue for CompressedQueue {
                         run = Some(PassedOn { first: slot, pages: at, count: 1, write: number });
                     }
                 },
-                Put::Later => write.result = Err(LATER),
+                Put::Later => {
+                    // Which is not to be written below meanwhile, so what follows is a run of its own.
+                    self.passed_on.extend(run.take());
+                    write.result = Err(LATER);
+                }
                 Put::Full => write.result = Err(IoError::Full),
             }
         }

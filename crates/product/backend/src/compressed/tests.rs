@@ -439,19 +439,24 @@ fn sizes_have_limits() {
 /// A pool over a file whose writes are acknowledged a second later, with the oldest of its pages, in extent 1 and behind, on
 /// their way there.
 fn copying() -> (Compressed, CompressedQueue) {
+    copying_from(512)
+}
+
+/// The same, with pages of the slots from `first` on.
+fn copying_from(first: u64) -> (Compressed, CompressedQueue) {
     let spec = SwapSpec::Dir(std::env::temp_dir());
     let file = AnyBackend::open_with(&[spec], false, false, None, &mut |_| {}).unwrap();
     let slow = FaultConfig { rates: vec![(Kind::Delay, 1.0)], delay_time: Time(1_000_000_000), ..FaultConfig::default() };
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(file.with_faults(&slow))).unwrap();
     let mut queue = pool.queue(4).unwrap();
-    let pages: Vec<PageBuf> = (512..512 + 200).map(half).collect();
+    let pages: Vec<PageBuf> = (first..first + 200).map(half).collect();
     // SAFETY: the pages live until the completion is reaped below.
-    unsafe { queue.start_write(slot(512), pages.as_ptr(), 200, 1) }.unwrap();
+    unsafe { queue.start_write(slot(first), pages.as_ptr(), 200, 1) }.unwrap();
     let mut done = 0;
     while done == 0 {
         queue.reap(true, &mut |_, _| done += 1);
     }
-    assert!(queue.copies_under_way() == 0 && pool.pool.has(slot(512)));
+    assert!(queue.copies_under_way() == 0 && pool.pool.has(slot(first)));
     // The pool has more than it may use by now.
     pool.allow_memory(2 << 16);
     queue.tend(&NoneFree);
@@ -497,6 +502,33 @@ fn a_page_whose_slot_is_being_copied_to_is_told_to_come_later() {
     assert_eq!((write(512), write(900)), (Some(Err(LATER)), Some(Ok(()))));
     while queue.in_flight() > 0 {
         queue.reap(true, &mut |_, _| {});
+    }
+    pool.pool.assert_valid();
+}
+
+#[test]
+fn a_write_around_slots_that_are_being_copied_to_leaves_them_alone() {
+    let (pool, mut queue) = copying_from(520);
+    let behind = (520..720).find(|&at| !pool.pool.is_copied(slot(at))).expect("not all are copied at once");
+    assert!((521..600).contains(&behind), "copies up to {behind}");
+    let pages: Vec<PageBuf> = (519..600).map(|at| half(at + 7)).collect();
+    // SAFETY: the pages live until the completion is reaped below.
+    unsafe { queue.start_write(slot(519), pages.as_ptr(), 81, 1) }.unwrap();
+    let mut end = None;
+    while queue.in_flight() > 0 {
+        queue.reap(true, &mut |_, result| end = Some(result));
+    }
+    assert_eq!(end, Some(Err(LATER)));
+    let below = |at: u64| {
+        let mut page = PageBuf::ZERO;
+        pool.lower().expect("there is a file").read(slot(at), &mut page).unwrap();
+        page
+    };
+    for at in [520, behind - 1] {
+        assert!(below(at).0 == half(at).0, "slot {at} was written while it was being copied to");
+    }
+    for at in [519, behind, 599] {
+        assert!(below(at).0 == half(at + 7).0, "slot {at} was not written");
     }
     pool.pool.assert_valid();
 }
