@@ -20,6 +20,7 @@
 
 use crate::guarded;
 use crate::huge::{HUGE, Source, Taken};
+use crate::idle::Tracking;
 use crate::pagemap::{Categories, Pagemap, Query, Region};
 use crate::raw::{self, Errno};
 use crate::tls;
@@ -28,7 +29,7 @@ use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::limits::{PAGE_SHIFT, PAGE_SIZE};
 use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_core::seams::{HugePages, Kernel, KernelError, PageBuf, Protect};
+use farshore_core::seams::{HugePages, Kernel, KernelError, PageBuf, Protect, Use, Watched};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -58,6 +59,7 @@ pub struct LinuxKernel {
     wake: bool,
     shortage: fn(),
     huge: Option<HugeWay>,
+    tracking: Tracking,
 }
 
 /// How huge pages come.
@@ -82,12 +84,20 @@ impl LinuxKernel {
             // SAFETY: inside the static, which nobody writes.
             unsafe { byte.read_volatile() };
         }
-        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake, shortage: || {}, huge: None })
+        Ok(LinuxKernel {
+            uffd,
+            advice: SelfAdvice::probe(),
+            memory: SelfMem::open()?,
+            wake,
+            shortage: || {},
+            huge: None,
+            tracking: Tracking::new(),
+        })
     }
 
     /// As [`LinuxKernel::new`], with ways and descriptors of the caller's choice (moved to high numbers, say).
     pub const fn with_parts(uffd: Uffd, advice: SelfAdvice, memory: SelfMem, wake: bool) -> LinuxKernel {
-        LinuxKernel { uffd, advice, memory, wake, shortage: || {}, huge: None }
+        LinuxKernel { uffd, advice, memory, wake, shortage: || {}, huge: None, tracking: Tracking::new() }
     }
 
     /// Calls `shortage` when a fault has to wait for a frame: on its thread, with nothing in its hands.
@@ -106,6 +116,11 @@ impl LinuxKernel {
     /// How huge pages come, if they do.
     pub const fn huge_way(&self) -> Option<&HugeWay> {
         self.huge.as_ref()
+    }
+
+    /// How it is seen which pages are used.
+    pub const fn tracking(&self) -> &Tracking {
+        &self.tracking
     }
 
     /// The userfaultfd, to register memory with and to read messages from.
@@ -396,6 +411,18 @@ impl Kernel for LinuxKernel {
             }
         }
         Ok(())
+    }
+
+    fn watch(&self, pages: &mut [Watched], alone: bool) -> bool {
+        self.tracking.mark(pages, alone).is_ok()
+    }
+
+    fn settle(&self) -> bool {
+        self.tracking.settle()
+    }
+
+    fn uses(&self, pages: &[Watched], uses: &mut [Use]) {
+        self.tracking.noted(pages, uses);
     }
 
     fn current_thread(&self) -> u64 {

@@ -25,6 +25,7 @@
 //! | [`hosted`] | programs that have libc's thread pointer for themselves |
 //! | [`cpu`] | on which processor the calling thread runs |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
+//! | [`idle`] | idle page tracking: which pages are used |
 //! | [`usdt`] | the engine's `Tracer`: probes for gdb, perf and bpftrace |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
@@ -46,6 +47,7 @@ pub mod futex;
 pub mod guarded;
 pub mod hosted;
 pub mod huge;
+pub mod idle;
 pub mod kernel;
 pub mod lease;
 pub mod lock;

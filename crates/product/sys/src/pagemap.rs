@@ -3,8 +3,8 @@
 //! [`Pagemap::scan`] is the `PAGEMAP_SCAN` ioctl (Linux 6.7). It walks faster than reading entries, but what it says of entries that
 //! were never filled ("unpopulated") differs: *written* means "not write-protected by a userfaultfd", so that an absent page
 //! counts as written, and kernels differ in when they report it. Linux 6.18 does for a query of [`Categories::WRITTEN`] alone; with
-//! [`Categories::PRESENT`] its answers are exact. [`Pagemap::probe`] finds out what this kernel does. Plain entries
-//! ([`Pagemap::entry`]) are for tests.
+//! [`Categories::PRESENT`] its answers are exact. [`Pagemap::probe`] finds out what this kernel does. One entry at a time
+//! ([`Pagemap::entry`]) is for tests.
 
 use crate::fd::{self, Fd};
 use crate::own::Own;
@@ -105,6 +105,18 @@ impl Entry {
     pub const fn has_bytes(self) -> bool {
         self.present() || self.swapped()
     }
+    /// In which frame it lies, if it is mapped; 0 for who may not know.
+    pub const fn frame(self) -> u64 {
+        self.0 & ((1 << 55) - 1)
+    }
+    /// Nobody else has its frame mapped.
+    pub const fn exclusive(self) -> bool {
+        self.0 >> 56 & 1 != 0
+    }
+    /// It belongs to a file or shared memory.
+    pub const fn of_file(self) -> bool {
+        self.0 >> 61 & 1 != 0
+    }
     /// It is write-protected by a userfaultfd. Tests alone ask.
     pub const fn write_protected(self) -> bool {
         self.0 >> 57 & 1 != 0
@@ -144,6 +156,11 @@ impl Pagemap {
     /// What open(2) answers.
     pub fn open() -> Result<Pagemap, Errno> {
         Ok(Pagemap { fd: fd::open(c"/proc/self/pagemap", fd::O_RDONLY)? })
+    }
+
+    /// The same, opened by the caller.
+    pub(crate) const fn of(fd: Fd) -> Pagemap {
+        Pagemap { fd }
     }
 
     /// The same under a number from `lowest` on, if there is one.

@@ -16,6 +16,7 @@ pub mod nr {
     pub const RT_SIGPROCMASK: u64 = 14;
     pub const IOCTL: u64 = 16;
     pub const PREAD64: u64 = 17;
+    pub const PWRITE64: u64 = 18;
     pub const MREMAP: u64 = 25;
     pub const MINCORE: u64 = 27;
     pub const MADVISE: u64 = 28;
@@ -26,6 +27,7 @@ pub mod nr {
     pub const GETUID: u64 = 102;
     pub const GETPPID: u64 = 110;
     pub const SIGALTSTACK: u64 = 131;
+    pub const FSTATFS: u64 = 138;
     pub const PRCTL: u64 = 157;
     pub const GETTID: u64 = 186;
     pub const SCHED_YIELD: u64 = 24;

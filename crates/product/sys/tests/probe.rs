@@ -25,7 +25,7 @@ fn everything_is_tried_and_nothing_stays() {
     let maps = mappings();
     for round in 0..20 {
         let probes = probe_all();
-        assert_eq!(probes.len(), 13);
+        assert_eq!(probes.len(), 14);
         for probe in &probes {
             assert!(probe.result.is_err() || probe.advice.is_empty());
             if round == 0 {

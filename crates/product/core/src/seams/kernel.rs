@@ -40,6 +40,26 @@ pub enum HugePages {
     Always,
 }
 
+/// A page that the kernel watches ([`Kernel::watch`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Watched {
+    /// The page.
+    pub page: Page,
+    /// By what the kernel knows it again; 0: it does not watch it.
+    pub mark: u64,
+}
+
+/// Whether a page that is watched was used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// It cannot be said: it has left meanwhile, or lies elsewhere, or the kernel does not tell any more.
+    Unknown,
+    /// No.
+    Unused,
+    /// Yes, or a neighbour that it shares a huge page with.
+    Used,
+}
+
 /// Changes to the program's page tables. All methods act on pages of which the caller owns the
 /// words, except that [`Kernel::protect`] may cover neighbours.
 pub trait Kernel: Sync {
@@ -81,6 +101,21 @@ pub trait Kernel: Sync {
     /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as possible. Either all are unmapped, or the
     /// first `n` of `Err((n, why))`.
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
+    /// Begins to watch pages that are mapped, in ascending order, which changes nothing about them: whether each is used from [`Kernel::settle`] on. Those that
+    /// cannot be watched get no mark. `alone`: nobody watches other pages of their granules. The caller need not own their words. False: no page is watched, since
+    /// this kernel cannot, or not for us.
+    fn watch(&self, _pages: &mut [Watched], _alone: bool) -> bool {
+        false
+    }
+    /// From now on all processors see to it that uses of the pages that are watched are noted. False: they may not be.
+    fn settle(&self) -> bool {
+        false
+    }
+    /// Whether pages were used that [`Kernel::watch`] has marked, in ascending order. Of one that has left meanwhile, it may be told as of the page that has
+    /// come in its place.
+    fn uses(&self, _pages: &[Watched], uses: &mut [Use]) {
+        uses.fill(Use::Unknown);
+    }
     /// Does nothing. The engine calls this between two changes that other threads can come between; the simulator lets
     /// other threads run here.
     #[inline(always)]

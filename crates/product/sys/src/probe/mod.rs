@@ -56,6 +56,7 @@ pub fn probe_all() -> Vec<Probe> {
     probes.push(system::dispatch());
     probes.push(system::io_uring());
     probes.push(system::pagemap_scan());
+    probes.push(system::scans());
     probes.push(system::open_files());
     probes
 }

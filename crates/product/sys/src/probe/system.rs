@@ -2,12 +2,14 @@
 
 use super::{Needed, Probe};
 use crate::fd::{self, Fd};
+use crate::idle;
 use crate::pagemap::Pagemap;
 use crate::raw::{self, Errno, nr};
 use crate::sud;
 use crate::vm::{self, SelfAdvice, SelfPidfd};
 use alloc_crate::format;
 use alloc_crate::string::{String, ToString};
+use core::ffi::CStr;
 
 /// The oldest kernel that has what is needed.
 const OLDEST: (u32, u32) = (6, 8);
@@ -113,6 +115,26 @@ pub(super) fn pagemap_scan() -> Probe {
     };
     let needed = Needed::Optional("which pages were written is learned from faults alone");
     Probe::new("PAGEMAP_SCAN", needed, result, "use Linux 6.7 or newer with CONFIG_PROC_PAGE_MONITOR=y, and mount /proc")
+}
+
+/// How scans see which pages are used; always in some way.
+pub(super) fn scans() -> Probe {
+    let samples = if is_there(c"/sys/bus/event_source/devices/cpu/events/mem-loads") {
+        "samples of loads (PEBS) are not taken"
+    } else if is_there(c"/sys/bus/event_source/devices/ibs_op/type") {
+        "samples of loads (IBS) are not taken"
+    } else {
+        "the processor shows no samples of loads"
+    };
+    let found = match idle::try_out() {
+        Ok(()) => format!("idle page tracking, and sampled unmapping of pages that it does not know ({samples})"),
+        Err(why) => format!("sampled unmapping ({why}; {samples})"),
+    };
+    Probe::new("scans", Needed::Optional("policies do not see which pages are used"), Ok(found), "")
+}
+
+fn is_there(path: &CStr) -> bool {
+    fd::open(path, fd::O_RDONLY).is_ok()
 }
 
 pub(super) fn open_files() -> Probe {
