@@ -329,7 +329,7 @@ pub enum Wanted {
         /// Comes back with the answers.
         tag: u32,
     },
-    /// 7: to know which of them are used: they leave, and after a while it is looked which have come back ([`Kind::Scanned`]). Of
+    /// 7: to know which of them are used: the kernel watches them, or they leave, and after a while it is looked which have come back ([`Kind::Scanned`]). Of
     /// [`SCAN_PAGES_MAX`] pages at most. Scans have a hundredth of one processor's time; what is asked for
     /// beyond that, and beyond 64 scans at a time, is refused.
     Scan {

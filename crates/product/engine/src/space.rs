@@ -505,7 +505,10 @@ impl<W: World> Engine<W> {
     pub(crate) fn split_huge(&self, g: &GranuleRef<'_>) {
         // Huge pages that a parent and its child share cannot be split.
         if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.quiet.rest.has_forked()) {
+            // The kernel splits what is said to be cold, and forgets whether it was used.
+            self.wishes.begin_cold();
             self.kernel.split_huge(g.id);
+            self.wishes.end_cold(g.id);
             g.granule.huge.end_split();
             self.stats.add(MEMORY_CALLS, Count::HugeSplit, 1);
         }

@@ -64,6 +64,10 @@ pub enum Count {
     HugeMapped,
     /// How often huge pages of a granule were split, because pages of it leave.
     HugeSplit,
+    /// Pages that scans have looked at where they are, by what the kernel tells.
+    Watched,
+    /// Pages that scans have taken away to look at them.
+    TakenAway,
     /// Time of first touches, nanoseconds, without their waits ([`Stats::touch`]).
     TouchNs,
 }

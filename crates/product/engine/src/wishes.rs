@@ -4,7 +4,7 @@
 //!  policy ─┐             ┌─ leave ─▶ evictors      (before victims of their own choice)
 //!          ├─▶ Wishes ───┼─ come ──▶ threads that read ahead, when no wish to leave is left
 //!  madvise ┘             ├─ stay ──▶ evictors pass the page over, as long as there are others
-//!                        └─ scan ──▶ evictors, as to leave; that the page left is noted ([`crate::scan`])
+//!                        └─ scan ──▶ the kernel watches, or evictors, as to leave; that the page left is noted ([`crate::scan`])
 //! ```
 //!
 //! What waits here is no order of operations but *pages to look at*: of a page that is to leave and then to come, the last wish
@@ -67,7 +67,21 @@ pub(crate) struct Ended {
     pub left: Bits,
     /// Of them, those that have left more than once: so they came back.
     pub again: Bits,
+    /// Pages of which the kernel may have lost meanwhile whether they were used ([`Wishes::begin_cold`]).
+    pub unsure: Bits,
 }
+
+/// What a scan may look at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    /// The pages.
+    pub pages: Bits,
+    /// No other scan looks at pages of their granule.
+    pub alone: bool,
+}
+
+/// Nothing.
+pub(crate) const NOT_BEGUN: Begun = Begun { pages: NO_PAGES, alone: false };
 
 /// Wishes about the pages of one granule.
 #[derive(Clone, Copy, Debug)]
@@ -79,11 +93,13 @@ struct Place {
     stay_for: Bits,
     /// When `stay_for` is over; of several wishes the last to end counts.
     until_ns: u64,
-    /// Pages that leave for a scan; those that a scan looks at; of these, those that have left since it began, and more than once.
+    /// Pages that leave for a scan; those that a scan looks at; of these, those that have left since it began, and more than once; and those of which it is not
+    /// sure what the kernel tells.
     scan: Bits,
     scanned: Bits,
     left: Bits,
     again: Bits,
+    unsure: Bits,
 }
 
 const EMPTY: Place = Place {
@@ -97,6 +113,7 @@ const EMPTY: Place = Place {
     scanned: NO_PAGES,
     left: NO_PAGES,
     again: NO_PAGES,
+    unsure: NO_PAGES,
 };
 
 impl Place {
@@ -105,14 +122,23 @@ impl Place {
     }
 
     /// Begins a scan of pages, but for those that are to stay, and those that another scan looks at. Returns which.
-    fn begin_scan(&mut self, bits: &Bits) -> Bits {
-        core::array::from_fn(|n| {
+    fn begin_scan(&mut self, bits: &Bits) -> Begun {
+        let alone = self.scanned == NO_PAGES;
+        let pages = core::array::from_fn(|n| {
             let free = bits[n] & !(self.stay[n] | self.stay_for[n] | self.scanned[n]);
-            self.scan[n] |= free;
             self.scanned[n] |= free;
-            self.come[n] &= !free;
             free
-        })
+        });
+        Begun { pages, alone }
+    }
+
+    /// Pages that a scan looks at leave for it, but for those that are to stay by now.
+    fn take_away(&mut self, bits: &Bits) {
+        for (n, bits) in bits.iter().enumerate() {
+            let free = bits & self.scanned[n] & !(self.stay[n] | self.stay_for[n]);
+            self.scan[n] |= free;
+            self.come[n] &= !free;
+        }
     }
 
     /// A page has left.
@@ -125,11 +151,12 @@ impl Place {
 
     /// Ends a scan of these pages.
     fn end_scan(&mut self, bits: &Bits) -> Ended {
-        let mut ended = Ended { left: NO_PAGES, again: NO_PAGES };
+        let mut ended = Ended { left: NO_PAGES, again: NO_PAGES, unsure: NO_PAGES };
         for (n, &bits) in bits.iter().enumerate() {
             ended.left[n] = self.left[n] & bits;
             ended.again[n] = self.again[n] & bits;
-            for plane in [&mut self.scan, &mut self.scanned, &mut self.left, &mut self.again] {
+            ended.unsure[n] = self.unsure[n] & bits;
+            for plane in [&mut self.scan, &mut self.scanned, &mut self.left, &mut self.again, &mut self.unsure] {
                 plane[n] &= !bits;
             }
         }
@@ -152,8 +179,8 @@ impl Place {
 
     /// The memory is gone, and all that is wished of it. A scan is told of at its end all the same.
     fn forget(&mut self) {
-        let Place { granule, scanned, left, again, .. } = *self;
-        *self = Place { granule, scanned, left, again, ..EMPTY };
+        let Place { granule, scanned, left, again, unsure, .. } = *self;
+        *self = Place { granule, scanned, left, again, unsure, ..EMPTY };
     }
 
     fn wish(&mut self, bits: &Bits, wish: Wish, now_ns: u64) {
@@ -301,6 +328,8 @@ pub(crate) struct Wishes {
     staying: AtomicU32,
     /// Pages are being scanned.
     scanning: AtomicU32,
+    /// Threads that have the kernel forget whether pages were used.
+    cooling: AtomicU32,
     dropped: AtomicU64,
 }
 
@@ -312,6 +341,7 @@ impl Default for Wishes {
             coming: AtomicU32::new(0),
             staying: AtomicU32::new(0),
             scanning: AtomicU32::new(0),
+            cooling: AtomicU32::new(0),
             dropped: AtomicU64::new(0),
         }
     }
@@ -429,16 +459,50 @@ impl Wishes {
     }
 
     /// Begins a scan of pages of one granule. Returns those that it looks at ([`Place::begin_scan`]).
-    pub(crate) fn begin_scan(&self, part: PageRange, now: Now<'_>) -> Bits {
+    pub(crate) fn begin_scan(&self, part: PageRange, now: Now<'_>) -> Begun {
         self.with(|table| {
-            let Some(n) = table.place(part.start.granule(), now) else { return NO_PAGES };
-            let taken = table.places[n].begin_scan(&bits_of(part));
-            table.scanned += count(&taken);
+            let Some(n) = table.place(part.start.granule(), now) else { return NOT_BEGUN };
+            let begun = table.places[n].begin_scan(&bits_of(part));
+            table.scanned += count(&begun.pages);
             table.sort(n);
             self.scanning.store(table.scanned, Ordering::Relaxed);
-            taken
+            begun
         })
-        .unwrap_or(NO_PAGES)
+        .unwrap_or(NOT_BEGUN)
+    }
+
+    /// Pages that a scan looks at leave for it.
+    pub(crate) fn take_away(&self, granule: GranuleId, bits: &Bits) {
+        self.with(|table| {
+            if let Some(n) = table.find(granule) {
+                table.places[n].take_away(bits);
+                table.sort(n);
+            }
+        });
+    }
+
+    /// The calling thread is about to have the kernel forget whether pages were used. Until [`Wishes::end_cold`].
+    pub(crate) fn begin_cold(&self) {
+        // SeqCst, as where it is read: a scan that does not see it has asked the kernel before.
+        self.cooling.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has, of pages of this granule: scans that are under way do not know any more.
+    pub(crate) fn end_cold(&self, granule: GranuleId) {
+        if self.any_scan() {
+            self.with(|table| {
+                if let Some(n) = table.find(granule) {
+                    let place = &mut table.places[n];
+                    place.unsure.iter_mut().zip(place.scanned).for_each(|(unsure, scanned)| *unsure |= scanned);
+                }
+            });
+        }
+        self.cooling.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a thread has the kernel forget just now. To be asked between the kernel's answer and the end of the scan.
+    pub(crate) fn is_cooling(&self) -> bool {
+        self.cooling.load(Ordering::SeqCst) > 0
     }
 
     /// Pages leave: before anybody can bring them back.
@@ -454,7 +518,7 @@ impl Wishes {
 
     /// Ends a scan of pages of one granule, those that `begin_scan` returned: which have not left for it need not any more.
     pub(crate) fn end_scan(&self, granule: GranuleId, bits: &Bits) -> Ended {
-        let nothing = Ended { left: NO_PAGES, again: NO_PAGES };
+        let nothing = Ended { left: NO_PAGES, again: NO_PAGES, unsure: NO_PAGES };
         self.with(|table| {
             let Some(n) = table.find(granule) else { return nothing };
             table.scanned = table.scanned.saturating_sub(count(bits));

@@ -11,6 +11,13 @@ fn at(ns: u64) -> Now<'static> {
     Now { ns, is_gone: &|_| false }
 }
 
+/// Begins a scan for which pages leave.
+fn scan_away(wishes: &Wishes, part: PageRange, now: Now<'_>) -> Bits {
+    let begun = wishes.begin_scan(part, now);
+    wishes.take_away(part.start.granule(), &begun.pages);
+    begun.pages
+}
+
 fn taken(which: Option<(GranuleId, Bits)>) -> Vec<u64> {
     let Some((granule, bits)) = which else { return Vec::new() };
     runs(granule, bits).flat_map(|run| (0..u64::from(run.pages)).map(move |n| run.first.0 + n)).collect()
@@ -62,16 +69,16 @@ fn what_is_put_back_leaves_later_unless_it_is_wanted_meanwhile() {
 fn a_scan_tells_which_pages_have_left_for_it() {
     let wishes = Wishes::default();
     let ended = |bits: &Bits| {
-        let Ended { left, again } = wishes.end_scan(GranuleId(0), bits);
+        let Ended { left, again, .. } = wishes.end_scan(GranuleId(0), bits);
         (taken(Some((GranuleId(0), left))), taken(Some((GranuleId(0), again))))
     };
     wishes.wish(pages(2, 1), Wish::Stay, at(0));
     wishes.wish(pages(5, 1), Wish::Come, at(0));
-    let first = wishes.begin_scan(pages(0, 8), at(0));
+    let first = scan_away(&wishes, pages(0, 8), at(0));
     assert!(wishes.any_scan() && !wishes.any_come(), "the last wish counts");
     assert_eq!(taken(wishes.take_leaving()), [0, 1, 3, 4, 5, 6, 7], "one is to stay");
     // Another scan leaves to the first what it looks at.
-    let second = wishes.begin_scan(pages(6, 4), at(0));
+    let second = scan_away(&wishes, pages(6, 4), at(0));
     assert_eq!(taken(wishes.take_leaving()), [8, 9]);
     wishes.note_left([1, 3, 4, 9, 512].map(Page).into_iter());
     wishes.note_left([3].map(Page).into_iter());
@@ -82,16 +89,53 @@ fn a_scan_tells_which_pages_have_left_for_it() {
 }
 
 #[test]
+fn pages_of_a_scan_stay_until_they_are_to_be_taken_away() {
+    let wishes = Wishes::default();
+    let Begun { pages: first, alone } = wishes.begin_scan(pages(0, 4), at(0));
+    assert!(alone && wishes.any_scan() && !wishes.any_leave());
+    let Begun { pages: second, alone } = wishes.begin_scan(pages(2, 4), at(0));
+    assert!(!alone, "another scan looks at pages of the granule");
+    assert!(wishes.begin_scan(pages(512, 1), at(0)).alone);
+    assert_eq!(taken(Some((GranuleId(0), second))), [4, 5]);
+    wishes.wish(pages(4, 1), Wish::Stay, at(0));
+    wishes.take_away(GranuleId(0), &second);
+    assert_eq!(taken(wishes.take_leaving()), [5], "one is to stay by now");
+    // Pages that the kernel watches leave, and come back, for other reasons.
+    wishes.note_left([1, 5].map(Page).into_iter());
+    assert_eq!(taken(Some((GranuleId(0), wishes.end_scan(GranuleId(0), &first).left))), [1]);
+    wishes.take_away(GranuleId(0), &first);
+    assert!(!wishes.any_leave(), "it is over");
+}
+
+#[test]
+fn a_scan_knows_what_it_is_not_sure_of() {
+    let wishes = Wishes::default();
+    let unsure = |bits: &Bits| taken(Some((GranuleId(0), wishes.end_scan(GranuleId(0), bits).unsure)));
+    let before = wishes.begin_scan(pages(0, 2), at(0)).pages;
+    wishes.begin_cold();
+    let during = wishes.begin_scan(pages(4, 1), at(0)).pages;
+    let ended = wishes.begin_scan(pages(6, 1), at(0)).pages;
+    assert!(wishes.is_cooling());
+    assert_eq!(unsure(&ended), [0; 0], "it ends meanwhile, and asks whether it is so");
+    wishes.end_cold(GranuleId(0));
+    assert!(!wishes.is_cooling());
+    let after = wishes.begin_scan(pages(8, 1), at(0)).pages;
+    assert_eq!([unsure(&before), unsure(&during), unsure(&after)], [vec![0, 1], vec![4], vec![]]);
+    let again = wishes.begin_scan(pages(0, 2), at(0)).pages;
+    assert_eq!(unsure(&again), [0; 0], "each scan for itself");
+}
+
+#[test]
 fn the_end_of_a_scan_takes_no_other_wish_away() {
     let wishes = Wishes::default();
-    let scan = wishes.begin_scan(pages(10, 4), at(0));
+    let scan = scan_away(&wishes, pages(10, 4), at(0));
     wishes.wish(pages(11, 1), Wish::Leave, at(0));
     wishes.wish(pages(12, 1), Wish::Stay, at(0));
     wishes.wish(pages(20, 1), Wish::Leave, at(0));
     wishes.end_scan(GranuleId(0), &scan);
     assert_eq!(taken(wishes.take_leaving()), [11, 20], "what was to leave for the scan alone need not any more");
     // Nor does a wish give the place of a scan to another granule.
-    let scan = wishes.begin_scan(pages(30, 2), at(0));
+    let scan = scan_away(&wishes, pages(30, 2), at(0));
     wishes.wish(pages(31, 1), Wish::Come, at(0));
     assert_eq!((taken(wishes.take_leaving()), taken(wishes.take_coming())), (vec![30], vec![31]));
     wishes.note_left([30].map(Page).into_iter());
@@ -164,7 +208,7 @@ fn what_is_gone_takes_no_room() {
 fn a_scan_of_what_is_gone_ends_as_any() {
     let wishes = Wishes::default();
     let now = Now { ns: 0, is_gone: &|_| true };
-    let scan = wishes.begin_scan(pages(0, 4), now);
+    let scan = scan_away(&wishes, pages(0, 4), now);
     wishes.note_left([Page(2)].into_iter());
     (1..=WAYS as u64).for_each(|n| _ = wishes.wish(crowd(n), Wish::Leave, now));
     assert!(wishes.any_scan(), "it is under way");

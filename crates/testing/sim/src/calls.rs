@@ -140,11 +140,21 @@ fn scan(rig: &Rc<Rig>, range: PageRange, ns: u64) {
     let few = PageRange { start: range.start, end: range.start.plus(range.len().min(512)) };
     let mut allowance = Allowance::new(0);
     allowance.give_back(u64::MAX / 2);
-    let scans = [rig.engine.begin_scan(few, &mut allowance), rig.engine.begin_scan(few, &mut allowance)];
+    let mut scans = [rig.engine.begin_scan(few, &mut allowance), rig.engine.begin_scan(few, &mut allowance)];
+    rig.engine.settle_scans(scans.iter_mut().flatten(), &mut allowance);
+    let begun = world(|w| w.counts.accesses);
     sleep_ns(ns);
     for scan in scans.into_iter().flatten() {
+        let asked = world(|w| w.counts.accesses);
         rig.engine.end_scan(&scan, &mut allowance, |chunk, seen| {
             assert!(seen.accessed & !seen.looked == 0 && seen.written & !seen.accessed == 0, "{seen:?} of {chunk:?}");
+            for page in chunk.iter().filter(|page| (seen.looked & !seen.accessed) >> (page.0 - chunk.start.0) & 1 != 0) {
+                // One that is there was watched; others have left, maybe after a use.
+                let used = |w: &World| w.memory.get(page).filter(|place| place.bytes.is_some()).map(|place| place.used_at);
+                if world(|w| used(w).is_some_and(|used| begun < used && used <= asked)) {
+                    broken(page.0, "a page that was used is told as unused");
+                }
+            }
         });
     }
 }

@@ -6,7 +6,9 @@ use crate::sched::{block, maybe_switch, switch, wake};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{GranuleId, Page, PageRange};
 use farshore_core::seams::{Ahead, Fetch, Prefetcher};
-use farshore_core::seams::{Came, Clock, HugePages, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
+use farshore_core::seams::{
+    Came, Clock, HugePages, Kernel, KernelError, PageBuf, Policy, Protect, Return, Use, Verdict, Watched,
+};
 use farshore_core::sync::{AtomicU32, Futex, Ordering};
 use farshore_core::word::Word;
 
@@ -187,7 +189,7 @@ impl Kernel for SimKernel {
                     broken(page.0, "a page leaves a huge page that was not split: its RAM stays");
                 }
                 place.bytes = None;
-                place.protected = false;
+                (place.protected, place.mark) = (false, 0);
                 note("unmap", page.0, pages.len() as u64);
                 Ok(())
             })?;
@@ -197,6 +199,41 @@ impl Kernel for SimKernel {
         }
         maybe_switch();
         Ok(())
+    }
+
+    fn watch(&self, pages: &mut [Watched], _alone: bool) -> bool {
+        maybe_switch();
+        let watches = world(|w| w.rng.below(3) > 0);
+        for watched in pages.iter_mut().filter(|_| watches) {
+            call(|w| {
+                // Some do not take the mark.
+                let takes = w.rng.below(16) > 0;
+                w.counts.watched += 1;
+                let mark = w.counts.watched;
+                if let Some(place) = w.memory.get_mut(watched.page).filter(|place| takes && place.bytes.is_some()) {
+                    (place.mark, place.idle, watched.mark) = (mark, true, mark);
+                    note("watch", watched.page.0, mark);
+                }
+            });
+        }
+        watches
+    }
+
+    fn settle(&self) -> bool {
+        maybe_switch();
+        world(|w| w.rng.below(16) > 0)
+    }
+
+    fn uses(&self, pages: &[Watched], uses: &mut [Use]) {
+        for (watched, used) in pages.iter().zip(uses) {
+            *used =
+                call(|w| match w.memory.get(watched.page).filter(|place| place.bytes.is_some() && place.mark == watched.mark) {
+                    Some(_) if watched.mark == 0 => Use::Unknown,
+                    Some(place) if place.idle => Use::Unused,
+                    Some(_) => Use::Used,
+                    None => Use::Unknown,
+                });
+        }
     }
 
     fn current_thread(&self) -> u64 {

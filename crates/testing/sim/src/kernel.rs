@@ -45,6 +45,12 @@ pub struct Place {
     pub protected: bool,
     /// Number of the huge page that the page is a part of; 0: of none.
     pub huge: u64,
+    /// By what the kernel, which watches the page, knows it again; 0: it does not.
+    pub mark: u64,
+    /// It was not used since then.
+    pub idle: bool,
+    /// Accesses of the program so far, when it was used last.
+    pub used_at: u64,
 }
 
 /// How an access ends.
@@ -218,7 +224,7 @@ impl Memory {
         for page in range.iter() {
             let place = self.place(page);
             place.bytes = None;
-            (place.protected, place.huge) = (false, 0);
+            (place.protected, place.huge, place.mark) = (false, 0, 0);
         }
     }
 

@@ -90,7 +90,10 @@ fn went_away(before: Expected, page: Page) -> bool {
 fn take_effect(w: &mut World, page: Page, access: Access) {
     let expected = w.model.get(page).stamp;
     let stamp = if access == Access::Write { w.model.fresh_stamp() } else { expected };
-    let Some(bytes) = w.memory.place(page).bytes.as_deref_mut() else { broken(page.0, "a touch of nothing") };
+    w.counts.accesses += 1;
+    let place = w.memory.place(page);
+    (place.idle, place.used_at) = (false, w.counts.accesses);
+    let Some(bytes) = place.bytes.as_deref_mut() else { broken(page.0, "a touch of nothing") };
     let found = stamp_of(bytes);
     if found != Some(expected) {
         broken(page.0, &format!("the program reads {found:?} and last wrote {expected}"));
@@ -102,7 +105,6 @@ fn take_effect(w: &mut World, page: Page, access: Access) {
     } else {
         note("read", page.0, stamp);
     }
-    w.counts.accesses += 1;
     progress(w);
 }
 

@@ -207,6 +207,8 @@ pub struct Counts {
     pub settled: u64,
     /// First touches that brought a huge page.
     pub huge: u64,
+    /// Pages that the kernel was asked to watch.
+    pub watched: u64,
 }
 
 /// One line of the trace.

@@ -287,6 +287,7 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
         }
         seat.requests.store(taker.taken, Ordering::Relaxed);
         seat.bad.store(taker.bad, Ordering::Relaxed);
+        scans.settle(runtime);
         scans.end_due(runtime, number, runtime.engine.clock.now_ns());
         tell_state(runtime, number, &memory, dropped_before);
         if served > 0 {
@@ -370,6 +371,12 @@ impl Scans {
             let refused = Event { thread: tag, detail: 1, ..Event::new(Kind::Scanned, range.start.addr(), range.len()) };
             answer(runtime, number, refused);
         }
+    }
+
+    /// What the kernel watches for those that have begun is watched from now on: at once for all of a round.
+    fn settle(&mut self, runtime: &Runtime) {
+        let Scans { allowance, under_way } = self;
+        runtime.engine.settle_scans(under_way.iter_mut().map(|asked| &mut asked.scan), allowance);
     }
 
     /// Ends scans whose time is over, and tells what they have seen.

@@ -15,6 +15,7 @@
 //!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
 //! * A filter that stops what an attachment of a policy needs is installed, and policies are gone from then on.
 //! * A filter that stops the calls that bring huge pages in is installed, and pages are small from then on.
+//! * A filter that stops the calls that see which pages are used is installed, and scans take pages away from then on.
 //! * The strict mode allows only four calls, so it is always refused.
 //!
 //! The kernel gets Farshore's copy of the program's filter: the filter that was checked is the one that is installed. A filter
@@ -80,6 +81,9 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::HUGE_PAGES]), runtime()) {
         // Pages become small before the filter holds for any thread.
         runtime.have_small_pages();
+    }
+    if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::WATCHES]), runtime()) {
+        runtime.engine.kernel.tracking().give_up();
     }
     let program = Program::of(filter);
     let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {

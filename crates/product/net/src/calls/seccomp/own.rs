@@ -162,6 +162,17 @@ pub const POLICIES: &[Own] = &[
     with(202, "futex(FUTEX_WAIT)", 1, 0, ATTACHING),
 ];
 
+const WATCHING: &str = "see which pages are used";
+
+/// On threads that serve policies: `sys/src/idle.rs`. Without these a scan takes pages away.
+pub const WATCHES: &[Own] = &[
+    call(257, "openat", WATCHING),
+    call(138, "fstatfs", WATCHING),
+    call(17, "pread64", WATCHING),
+    call(18, "pwrite64", WATCHING),
+    call(3, "close", WATCHING),
+];
+
 const FORKING: &str = "go on in a forked process";
 
 /// In a forked child, and around the fork.
