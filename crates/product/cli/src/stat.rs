@@ -166,6 +166,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let _ = writeln!(text, "\nThe last of the errors: {}.", plain(error));
     }
     text.push_str(&pace(now));
+    text.push_str(&scans(now));
     if let Some(thrashing) = farshore_config::advice::within(since.unwrap_or(&Stats::default()), now) {
         let _ = writeln!(text, "\n{}", plain(&thrashing.advice));
     }
@@ -243,6 +244,18 @@ fn in_ram(now: &Stats) -> String {
     })
 }
 
+/// How scans of policies have looked at pages, if there were any.
+fn scans(now: &Stats) -> String {
+    let it = &now.scans;
+    if it.watched_pages + it.taken_pages == 0 {
+        return String::new();
+    }
+    let rows = [("watched", it.watched_pages), ("taken away", it.taken_pages)];
+    rows.iter().fold(format!("\n{:<22}{:>12}\n", "pages scanned", "total"), |text, (name, value)| {
+        text + &format!("  {name:<20}{value:>12}\n")
+    })
+}
+
 /// How hard evictors work.
 fn pace(now: &Stats) -> String {
     let it = &now.evictors;
@@ -289,7 +302,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Autopilot, Budget, Kinds, Pool, Space};
+    use farshore_config::stats::{Autopilot, Budget, Kinds, Pool, Scans, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -317,7 +330,16 @@ mod tests {
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
         assert!(once.contains("  dir:/var/tmp, encrypted  "), "{once}");
         assert!(once.contains("the disk") && !once.contains("a second"), "{once}");
-        assert!(!once.contains("pool"), "{once}");
+        assert!(!once.contains("pool") && !once.contains("scanned"), "{once}");
+        before.scans = Scans { watched_pages: 512, taken_pages: 3 };
+        let scanned = table(&before, None);
+        assert!(
+            scanned.contains(
+                "\npages scanned                total\n  watched                      512\n  taken away                     3\n"
+            ),
+            "{scanned}"
+        );
+        before.scans = Scans::default();
         let mib = 1 << 20;
         let (pages, repeated_pages) = (612, 100);
         now.pool = Some(Pool {

@@ -73,6 +73,8 @@ pub struct Stats {
     pub pool: Option<Pool>,
     /// Policies that have attached.
     pub policies: Vec<Attached>,
+    /// Pages that their scans have looked at.
+    pub scans: Scans,
     /// What of the process lies in RAM, by kind. `farshore stat` asks the kernel for it; `null` in `--stats`.
     pub kinds: Option<Kinds>,
     /// The memory limit is chosen by what is lost to faults (`--slowdown`); `null`: it stays as it was set.
@@ -424,6 +426,17 @@ pub struct Attached {
     pub parameters: std::collections::BTreeMap<String, i64>,
 }
 
+/// Pages that scans of policies have looked at, by how.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Scans {
+    /// Where they are: the kernel has watched them.
+    pub watched_pages: u64,
+    /// By taking them away.
+    pub taken_pages: u64,
+}
+
 impl Default for Stats {
     fn default() -> Stats {
         Stats {
@@ -454,6 +467,7 @@ impl Default for Stats {
             spaces: Vec::new(),
             pool: None,
             policies: Vec::new(),
+            scans: Scans::default(),
             kinds: None,
             autopilot: None,
             budget: None,

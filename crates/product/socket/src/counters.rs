@@ -163,6 +163,7 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
             bytes_given_back: count(Count::GivenBack),
         },
         prefetch: stats::Prefetch { issued, used, wasted: issued - used, threads: u64::from(engine.readers()) },
+        scans: stats::Scans { watched_pages: count(Count::Watched), taken_pages: count(Count::TakenAway) },
         fault_latency_ns: stats::Latency {
             p50: latency.p50,
             p90: latency.p90,

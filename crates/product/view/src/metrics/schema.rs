@@ -37,6 +37,8 @@ const GROW: &[&str] = &[
     "policies/events_lost",
     "policies/requests",
     "policies/requests_bad",
+    "scans/watched_pages",
+    "scans/taken_pages",
     "autopilot/lost_ns",
     "autopilot/ran_ns",
     "autopilot/changes",
