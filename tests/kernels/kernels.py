@@ -5,7 +5,7 @@
     tests/kernels/kernels.py --long              each kernel, libc and number of processors, and more tests in each
     tests/kernels/kernels.py --machine NAME      these machines alone (--list names them); --keep leaves consoles in the target directory
 
-A machine is a kernel of Debian's, a Debian as its root, and a number of processors. Kernels come by apt (its lists and what it fetches lie in the target
+A machine is a kernel of Debian's or Ubuntu's, a Debian as its root, and a number of processors. Kernels come by apt (its lists and what it fetches lie in the target
 directory), roots by mmdebstrap; both are fetched once, and stay until `target/kernels` is removed. The machine boots them from two disks: the root, of which
 what is written is thrown away, and the build with the tests (made anew each time, read-only). `init` loads modules, guest.py runs the steps (`steps` below):
 the project's own tests, in there. Each machine's results are in one JUnit report (--junitxml), whose tests begin with the machine's name.
@@ -17,6 +17,7 @@ what its threads and processors do, and the machine is ended. Nothing stays behi
 import argparse
 import fcntl
 import glob
+import hashlib
 import json
 import lzma
 import os
@@ -53,6 +54,11 @@ KERNELS = {
     "debian13-backports": ("trixie-backports", CLOUD),
     "sid": ("sid", CLOUD),
 }
+# Kernels of Ubuntu's, which have idle page tracking: the suite, a package that stays as it is, and its sum, since this machine's apt has no key for them. What a guest needs is not in modules.
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
+UBUNTUS = {
+    "ubuntu24": ("noble", "linux-image-6.8.0-31-generic", "fd2ed023c84163e62c73d3b7b613a9b004bd31e335641c23d42bd249e489fbe6"),
+}
 # The roots: a Debian each, by its name.
 ROOTS = {"debian12": "bookworm", "debian13": "trixie", "sid": "sid"}
 # What the tests need there. No compiler: programs are built out here.
@@ -71,6 +77,7 @@ MACHINES = [
     Machine("too-old", "debian12", "debian12", 2, refused=True),
     Machine("debian12-8", "debian12-backports", "debian12", 8),
     Machine("debian13-1", "debian13", "debian13", 1),
+    Machine("ubuntu24-2", "ubuntu24", "debian13", 2),
     Machine("debian12-1", "debian12-backports", "debian12", 1, long=True),
     Machine("debian13-8", "debian13-generic", "debian13", 8, long=True, threads="multi"),
     Machine("backports13-8", "debian13-backports", "debian13", 8, long=True),
@@ -88,7 +95,7 @@ PATIENCE = 6
 # Seconds after which a guest that says nothing is hung, beyond those of its step.
 SILENCE = 240
 # Programs of the tests that are built out here, beside those that the cases of test_pages.py and test_threads.py name: arguments of harness.build_program.
-PROGRAMS = [("peak",), ("memstorm",), ("forks",), ("fits",), ("syscalls",), ("dormant",), ("halted",), ("blocked",), ("cut_text", ("-shared", "-fPIC")), ("probed", ("-fcf-protection=none",))]
+PROGRAMS = [("peak",), ("memstorm",), ("forks",), ("fits",), ("syscalls",), ("dormant",), ("hotset",), ("halted",), ("blocked",), ("cut_text", ("-shared", "-fPIC")), ("probed", ("-fcf-protection=none",))]
 # Cases that build when they are prepared.
 PREPARED = ("unwind", "panics")
 
@@ -120,12 +127,12 @@ def told(argv, **more):
 class Apt:
     """apt with one suite, whose state lies in a directory of ours: this machine's is left alone."""
 
-    def __init__(self, suite):
+    def __init__(self, suite, archive=None):
         self.place = os.path.join(PLACE, "apt", suite)
         for folder in ("lists/partial", "cache/archives/partial"):
             os.makedirs(os.path.join(self.place, folder), exist_ok=True)
         self.write("status", "")
-        self.write("sources.list", f"deb {mirror()} {suite} main\n")
+        self.write("sources.list", f"deb [trusted=yes] {archive} {suite} main\n" if archive else f"deb {mirror()} {suite} main\n")
         # As an ordinary user, apt could not write into the target directory.
         settings = {"Dir::Etc::SourceList": f"{self.place}/sources.list", "Dir::Etc::SourceParts": "/dev/null", "Dir::State::Lists": f"{self.place}/lists",
                     "Dir::State::Status": f"{self.place}/status", "Dir::Cache": f"{self.place}/cache", "APT::Sandbox::User": "root", "Acquire::Languages": "none",
@@ -177,15 +184,19 @@ def fetched_alone(place, make):
 
 def kernel(name):
     """The directory of a kernel: `vmlinuz`, and `modules` in the order in which they are loaded."""
-    suite, package = KERNELS[name]
+    suite, package, wanted = UBUNTUS[name] if name in UBUNTUS else (*KERNELS[name], None)
 
     def make(place):
-        apt = Apt(suite)
+        apt = Apt(suite, UBUNTU if wanted else None)
         apt.run("apt-get", "update", "-q")
         files = os.path.join(place, "files")
         os.makedirs(files)
-        apt.run("apt-get", "download", "-q", *apt.kernel_packages(package), cwd=files)
+        apt.run("apt-get", "download", "-q", *([package] if wanted else apt.kernel_packages(package)), cwd=files)
         for path in glob.glob(f"{files}/*.deb"):
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if wanted not in (None, found):
+                raise SystemExit(f"{package} of {suite} has the sum {found}, and not {wanted}")
             told(["dpkg-deb", "-x", path, files])
             os.unlink(path)
         images = glob.glob(f"{files}/boot/vmlinuz-*") + glob.glob(f"{files}/usr/lib/modules/*/vmlinuz")
@@ -297,6 +308,8 @@ class Build:
                 case.prepare(work)
         tree = os.path.join(work, "build")
         shutil.copytree(os.path.join(ROOT, "tests"), f"{tree}/tests", ignore=shutil.ignore_patterns("__pycache__", "suites"))
+        # A policy in Python, and what it says which memory is hot.
+        shutil.copytree(os.path.join(ROOT, "policies"), f"{tree}/policies", ignore=shutil.ignore_patterns("__pycache__"))
         release = os.path.dirname(harness.find_farshore())
         os.makedirs(f"{tree}/target/release")
         os.makedirs(f"{tree}/target/sys")
@@ -451,7 +464,7 @@ def steps(machine, tests, long):
     if machine.refused:
         return [pytest("doctor", 300, "tests/kernels/test_kernel.py", "--refused")]
     found = [pytest("doctor", 600, "tests/kernels/test_kernel.py")]
-    for name in sorted(tests) if long else ("conformance", "uffd", "vm", "dispatch"):
+    for name in sorted(tests) if long else ("conformance", "uffd", "vm", "dispatch", "idle"):
         found.append(Step(f"sys {name}", [f"/farshore/target/sys/{name}", "--show-output"], 1200))
     if not long:
         names = " or ".join(f"{name}-upcall" for name in (SHORT + ALONE if machine.processors == 1 else SHORT))

@@ -446,14 +446,18 @@ class TestPolicy(Beside):
                 here = {part for part in found if found[part] and first // hot.GRANULE <= part <= (end - 1) // hot.GRANULE}
                 expect(len(true & here) >= 0.95 * len(true), f"{len(true & here)} of {len(true)} hot parts found")
                 expect(len(here - true) <= 0.1 * len(true), f"{here - true} are not hot")
-                # Of a part that is not hot, pages leave when they are looked at, and none counts as used.
+                # Each page was looked at in the way that doctor says: where the kernel does not watch pages, or not for us, by taking them away.
+                watches = "idle page tracking, and" in self.call("doctor").out
+                scans = self.counters(program.pid)["scans"]
+                expect((scans["watched_pages"] > 0) == watches and (watches or scans["taken_pages"] > 0), f"{watches}: {scans}")
+                # Of a part that is not hot none counts as used, whether pages have left for that or not.
                 policy.want("scanned")
                 cold = (end - 4 * hot.GRANULE) * PAGE
                 refused, seen = 0, []
 
                 def both():
                     nonlocal refused
-                    policy.ask_all(lambda page: policy.scan(page, 64, 0.05, tag=9), [cold] * 20)
+                    policy.ask_all(lambda page: policy.scan(page, 64, 0.05, tag=9), [cold] * (100 if watches else 20))
                     # What was asked before may be told only now.
                     for event in (event for event in policy.events(timeout=0.5) if event.address == cold):
                         refused += event.detail
@@ -473,7 +477,7 @@ class TestPolicy(Beside):
                 self.until("it is no request", lambda: policy.state.requests_bad == bad + 1)
             program.process.popen.stdin.write(b"end\n")
             program.process.popen.stdin.flush()
-        return f"{len(true & here)} of {len(true)} hot parts, {len(here - true)} others; {refused} refused"
+        return f"{len(true & here)} of {len(true)} hot parts, {len(here - true)} others; {refused} refused; {scans}"
 
     def test_orders(self):
         """MADV_SEQUENTIAL and MADV_RANDOM: what comes unasked is as the program says; bytes and errors are as natively."""
