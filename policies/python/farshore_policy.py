@@ -300,7 +300,7 @@ class Attachment:
         return self._ask(8, address, pages, REUSES[when])
 
     def scan(self, address, pages=1, seconds=0.1, tag=0):
-        """Asks which of up to 512 pages are used: they leave, and after that time `scanned` events tell which have come back."""
+        """Asks which of up to 512 pages are used: the kernel watches them, or they leave, and after that time `scanned` events tell which were used, or have come back."""
         micros = int(seconds * 1e6)
         if not 1 <= pages <= SCAN_PAGES_MAX or not 0 <= micros < 1 << 32 or not 0 <= tag < 1 << 32:
             raise ValueError(f"scan({pages} pages, {seconds} s, tag {tag}): of 1 to {SCAN_PAGES_MAX} pages, 0 to 4294 s, and a tag from 0 to 2^32 - 1")
