@@ -79,7 +79,7 @@ impl Asker {
         let leave = (LEAVE_A_SLICE * EVERY.as_nanos() as u64 / watch.slice_ns().max(1)).max(LEAVE);
         // Until something leaves by itself everything fits, and a run in which nothing leaves says so.
         let needless = all == looked || by_themselves >= leave || watch.is_full();
-        self.leave = if needless { 0 } else { self.next(found, passed.as_secs_f64(), leave) };
+        self.leave = if needless { 0 } else { self.next(found, passed.as_secs_f64(), watch.looks_read(), leave) };
         if self.leave == 0 {
             watch.ask(HashSet::new());
             return;
@@ -100,14 +100,14 @@ impl Asker {
         }
     }
 
-    /// How many are to leave now, at most `most`, so many seconds after others were asked, of which so many have left.
-    fn next(&mut self, found: u64, passed: f64, most: u64) -> u64 {
+    /// How many are to leave now, at most `most`, so many seconds after others were asked, of which so many have left. `read`: the part that comes back by a read.
+    fn next(&mut self, found: u64, passed: f64, read: f64, most: u64) -> u64 {
         if 2 * found < self.leave {
             self.count = (self.count * 2).min(ASK_MOST);
         } else if found > self.leave {
             self.count = (self.count / 2).max(LEAVE);
         }
-        let may = (self.rest + PART * passed / self.fetch.max(1e-6)).min(most as f64);
+        let may = (self.rest + PART * passed / (self.fetch * read).max(1e-6)).min(most as f64);
         self.rest = may.fract();
         may as u64
     }
@@ -153,13 +153,17 @@ mod tests {
             (0..100).for_each(|_| asker.note_fetches(2, 2.0 * fetch));
             let mut left = 0;
             for _ in 0..10_000 {
-                let leave = asker.next(asker.leave, 0.06, LEAVE);
+                let leave = asker.next(asker.leave, 0.06, 1.0, LEAVE);
                 asker.leave = leave;
                 left += leave;
             }
             let (a_second, part) = (left as f64 / 600.0, left as f64 * fetch / 600.0);
             assert!((least..134.0).contains(&a_second) && part <= 0.021, "{fetch}: {a_second} a second, {part}");
         }
+        // Nearly all of them come back before they were written.
+        let mut asker = Asker::default();
+        (0..100).for_each(|_| asker.note_fetches(1, 20e-3));
+        assert_eq!(asker.next(8, 0.06, 0.005, LEAVE), 8);
     }
 
     #[test]
@@ -167,7 +171,7 @@ mod tests {
         let mut asker = Asker::default();
         let mut asked = |founds: &[u64]| {
             for &found in founds {
-                asker.leave = asker.next(found, 0.06, LEAVE);
+                asker.leave = asker.next(found, 0.06, 1.0, LEAVE);
             }
             asker.count
         };

@@ -156,6 +156,11 @@ impl Watch {
         self.fetched + self.looked_back
     }
 
+    /// The part of looks that ends by a read: all of it until others end.
+    pub fn looks_read(&self) -> f64 {
+        (self.looked_back + 1) as f64 / (self.looked_back + self.looked_rescued + 1) as f64
+    }
+
     /// Whether so many pages are looked at that no more need be asked.
     pub fn is_full(&self) -> bool {
         self.looks.is_full()
