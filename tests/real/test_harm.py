@@ -65,13 +65,18 @@ class TestHarm(Beside):
         with self.program(96 * MIB, self.python(code), "--prefetch", "none", faulty="seed=1,delay=1,delay_time=100ms") as program:
             program.line()
             first, pages = self.memory_of(program)
-            page = (first // PAGE // GRANULE + 2) * GRANULE
+            begins = [(first // PAGE // GRANULE + n) * GRANULE for n in range(1, 6)]
             with farshore_policy.attach(program.pid) as policy:
-                def states():
-                    return policy.page_states(page * PAGE, GRANULE)
+                def states(of=None):
+                    return policy.page_states((page if of is None else of) * PAGE, GRANULE)
+
+                def gone():
+                    return [begin for begin in begins if states(begin).count("out") == GRANULE]
 
                 policy.reclaim(first, pages)
-                self.until("they are in swap space alone", lambda: states().count("out") == GRANULE)
+                # Which evictor takes what is not known, and what it takes last lingers in its stages.
+                self.until("those of a granule are in swap space alone", gone)
+                page = gone()[0]
                 # Each is a read of its own: its neighbour does not come.
                 asked = policy.ask_all(policy.prefetch, [(page + n) * PAGE for n in range(0, GRANULE, 2)])
                 expect(asked == wanted, f"{asked} were asked")
