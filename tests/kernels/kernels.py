@@ -55,7 +55,8 @@ KERNELS = {
     "sid": ("sid", CLOUD),
 }
 # Kernels of Ubuntu's, which have idle page tracking: the suite, a package that stays as it is, and its sum, since this machine's apt has no key for them. What a guest needs is not in modules.
-UBUNTU = "http://archive.ubuntu.com/ubuntu"
+# They are tried where somebody names an archive of Ubuntu's; nothing is asked of one otherwise.
+UBUNTU = os.environ.get("FARSHORE_UBUNTU_ARCHIVE", "")
 UBUNTUS = {
     "ubuntu24": ("noble", "linux-image-6.8.0-31-generic", "fd2ed023c84163e62c73d3b7b613a9b004bd31e335641c23d42bd249e489fbe6"),
 }
@@ -77,7 +78,7 @@ MACHINES = [
     Machine("too-old", "debian12", "debian12", 2, refused=True),
     Machine("debian12-8", "debian12-backports", "debian12", 8),
     Machine("debian13-1", "debian13", "debian13", 1),
-    Machine("ubuntu24-2", "ubuntu24", "debian13", 2),
+    Machine("ubuntu24-2", "ubuntu24", "debian13", 2, long=True),
     Machine("debian12-1", "debian12-backports", "debian12", 1, long=True),
     Machine("debian13-8", "debian13-generic", "debian13", 8, long=True, threads="multi"),
     Machine("backports13-8", "debian13-backports", "debian13", 8, long=True),
@@ -600,6 +601,10 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     harness.tidy_on_sigterm()
     chosen = [machine for machine in MACHINES if (machine.name in options.machine if options.machine else options.long or not machine.long)]
+    unnamed = [machine.name for machine in chosen if machine.kernel in UBUNTUS and not UBUNTU]
+    if unnamed:
+        print(f"left out: {', '.join(unnamed)} (FARSHORE_UBUNTU_ARCHIVE names no archive of Ubuntu's)", flush=True)
+        chosen = [machine for machine in chosen if machine.name not in unnamed]
     if options.turn is not None:
         runs = [machine for machine in chosen if not machine.refused]
         chosen = [machine for machine in chosen if machine.refused or machine is runs[options.turn % len(runs)]]
