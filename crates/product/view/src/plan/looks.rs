@@ -145,6 +145,8 @@ pub struct Fewer {
     room: f64,
     /// Stages that it had.
     staged: f64,
+    /// What is reckoned of each slice in the run itself.
+    run: Vec<Returns>,
     /// How many came by a read, …
     reads: Reckoned,
     /// … and of them by a fault.
@@ -344,6 +346,12 @@ impl Looks {
         }
     }
 
+    /// How long a fault took that waited for a page, ns, on average; none: of no fault it is known.
+    pub fn took(&self) -> Option<f64> {
+        let known: f64 = self.slices.iter().map(|slice| slice.known).sum();
+        (known > 0.0).then(|| self.slices.iter().map(|slice| slice.took).sum::<f64>() / known)
+    }
+
     /// Pages are not there any more.
     pub fn gone(&mut self, first: u64, pages: u64, ns: u64) {
         let within = |page: u64| page.wrapping_sub(first) < pages;
@@ -402,10 +410,11 @@ impl Looks {
             return None;
         }
         let slices = joined_until_known(&self.to_their_ends().slices);
-        let told = returns(&slices, room, staged);
+        let run: Vec<Returns> = slices.iter().map(|slice| slice.returns(room, staged)).collect();
+        let told = sum(&run);
         let reckoned = |told: f64, counted: fn(&Slice) -> f64| Reckoned { told, counted: slices.iter().map(counted).sum() };
         let (reads, asked) = (reckoned(told.pages, |slice| slice.fetched), reckoned(told.faults, |slice| slice.asked));
-        Some(Fewer { slices, room, staged, reads, asked, typical: median(&self.took) })
+        Some(Fewer { slices, room, staged, run, reads, asked, typical: median(&self.took) })
     }
 
     /// The same, with the looks that go on ended as those were that were followed for longer.
@@ -472,11 +481,10 @@ impl Fewer {
         // A smaller memory has fewer stages.
         let (room, staged) = (self.room * part, self.staged * part);
         // The faults that there are more in each part of the run take what they took there: those of a phase in order wait for many pages at once.
-        let (mut now, mut faults, mut took) = (Returns::default(), 0.0, 0.0);
-        for slice in &self.slices {
-            let (less, run) = (slice.returns(room, staged), slice.returns(self.room, self.staged));
+        let less: Vec<Returns> = self.slices.iter().map(|slice| slice.returns(room, staged)).collect();
+        let (now, mut faults, mut took) = (sum(&less), 0.0, 0.0);
+        for (slice, (less, run)) in self.slices.iter().zip(less.iter().zip(&self.run)) {
             let more = (less.faults - run.faults).max(0.0);
-            now = Returns { pages: now.pages + less.pages, faults: now.faults + less.faults };
             faults += more;
             took += more * if slice.known >= KNOWN_LEAST { slice.took / slice.known } else { self.typical };
         }
@@ -490,12 +498,8 @@ impl Fewer {
     }
 }
 
-/// [`Slice::returns`] of all of them.
-fn returns(slices: &[Slice], room: f64, staged: f64) -> Returns {
-    slices
-        .iter()
-        .map(|slice| slice.returns(room, staged))
-        .fold(Returns::default(), |sum, one| Returns { pages: sum.pages + one.pages, faults: sum.faults + one.faults })
+fn sum(all: &[Returns]) -> Returns {
+    all.iter().fold(Returns::default(), |sum, one| Returns { pages: sum.pages + one.pages, faults: sum.faults + one.faults })
 }
 
 /// The middle of times, by how many there are of each.

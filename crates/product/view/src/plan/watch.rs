@@ -48,8 +48,6 @@ pub struct Watch {
     pub lost: u64,
     /// Faults that have begun: their pages, and when.
     begun: HashMap<u64, u64>,
-    /// How long faults took that waited for a page, seconds, and how many.
-    took: (f64, u64),
     /// Staging memory, which counts as resident and holds no page for long.
     staged: u64,
     window: Window,
@@ -110,7 +108,6 @@ impl Watch {
                 let how = if event.detail == 0 { Came::Asked } else { Came::Unasked };
                 let begun = self.begun.remove(&first).filter(|_| how == Came::Asked);
                 if let Some(took) = begun.map(|begun| ns.saturating_sub(begun)) {
-                    self.took = (self.took.0 + took as f64 / 1e9, self.took.1 + 1);
                     self.looks.waited(ns, took);
                 }
                 (first..first + pages).for_each(|page| {
@@ -189,7 +186,7 @@ impl Watch {
 
     /// How long a fault took that waited for a page, seconds, on average.
     pub fn took(&self) -> Option<f64> {
-        (self.took.1 > 0).then(|| self.took.0 / self.took.1 as f64)
+        self.looks.took().map(|ns| ns / 1e9)
     }
 
     /// Memory that the program's pages that have left take, as far as it was heard.
