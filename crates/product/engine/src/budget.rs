@@ -286,6 +286,20 @@ impl Budget {
         self.frames.taken().saturating_sub(withheld) + staged + kept_by(backend)
     }
 
+    /// See [`Engine::budget`].
+    fn held(&self, backend: &impl MemoryBudget) -> u64 {
+        // Frames that are withheld are as good as free: their pages are in stages, and what the space has got of them was not divided
+        // yet. They must not look like a budget above the limit, which others would want back.
+        let before = self.kept.withheld.load(Ordering::Acquire);
+        let frames = self.frames.limit() + self.frames.debt();
+        // Last: where the space gives memory back, it is in one number at most.
+        let kept = kept_by(backend);
+        fence(Ordering::Acquire);
+        let withheld = before.max(self.kept.withheld.load(Ordering::Acquire));
+        // A limit that was just lowered holds when it is divided.
+        self.limit().max((frames + self.sizes.stages + kept).saturating_sub(withheld))
+    }
+
     /// The most pages of the limit that ever were in RAM.
     fn resident_peak(&self, staged: u64) -> u64 {
         match self.kept.resident_peak.load(Ordering::Relaxed) {
@@ -337,14 +351,14 @@ impl<W: World> Engine<W> {
         self.budget.floor()
     }
 
-    /// Pages that this engine may have or still has: its limit, and the debt of a lowered limit.
+    /// Pages that this engine may have or still has: its limit, the debt of a lowered limit, and what a swap space has yet to give back.
     pub fn budget(&self) -> u64 {
-        self.frames().limit() + self.frames().debt() + self.sizes().stages + kept_by(&self.backend)
+        self.budget.held(&self.backend)
     }
 
     /// Pages of the budget that are in use.
     pub fn in_use(&self) -> u64 {
-        self.frames().taken() + self.sizes().stages + kept_by(&self.backend)
+        self.budget.resident(&self.backend, self.sizes().stages)
     }
 
     /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. A higher limit holds at once, a lower one as
@@ -398,6 +412,17 @@ impl<W: World> Engine<W> {
     /// The swap space is offered `count` pages that leave, and may keep copies in RAM: their frames are free when that was counted ([`Engine::give_withheld`]).
     pub(crate) fn withhold(&self, count: u64) {
         self.budget.withhold(&self.backend, count);
+    }
+
+    /// Withholds up to `count` free frames, for pages that leave whose frames went back already, if the space keeps pages in RAM. Returns how many: fewer where
+    /// frames are short, since pages that have to leave must not wait for frames.
+    pub(crate) fn withhold_free(&self, core: usize, count: u64) -> u64 {
+        if self.backend.own_memory().is_none() {
+            return 0;
+        }
+        let taken = self.frames().take_spare(core, count, 0);
+        self.withhold(taken);
+        taken
     }
 
     /// The swap space was given `count` pages of a batch, or will not be given them.
@@ -488,14 +513,39 @@ mod tests {
         assert_eq!(budget.resident(&space, 64), 3000);
         // The space has the pages, at half their size.
         space.pages.store(32, Ordering::Relaxed);
+        assert_eq!(budget.held(&space), 4096, "which came from frames of the limit");
         assert!(!budget.divide(&space, || MARGIN));
         assert_eq!(budget.frames().limit(), 3904 - 32);
         budget.frames().give(0, 64);
         budget.end_withholding(&space, 64, 64);
+        assert_eq!(budget.held(&space), 4096);
         assert_eq!((budget.resident(&space, 64), budget.resident_peak(64)), (2936 + 64 + 32, 2936 + 64 + 32));
         assert_eq!(budget.resident_exactly(&space, 64, 1), Some(2936 + 64 + 32));
         assert_eq!(budget.resident_exactly(&space, 64, 0), None, "another evictor has given frames back meanwhile");
         assert_eq!(budget.withhold(&Disk, 64), 0, "a disk has the pages somewhere else");
+    }
+
+    #[test]
+    fn what_is_held_is_the_limit_at_each_moment_of_a_batch_and_more_only_where_it_was_lowered() {
+        let (budget, space) = (budget(), Keeps { pages: AtomicU64::new(0), allowed: AtomicU64::new(0) });
+        assert!((0..3904).all(|_| budget.frames().take(0)));
+        assert_eq!(budget.withhold(&space, 64), 64);
+        space.pages.store(40, Ordering::Relaxed);
+        assert_eq!(budget.held(&space), 4096, "pages came");
+        assert!(!budget.divide(&space, || MARGIN));
+        assert_eq!((budget.frames().debt(), budget.held(&space)), (40, 4096), "whose frames are about to pay for them");
+        budget.frames().give(0, 64);
+        assert_eq!((budget.frames().debt(), budget.held(&space)), (0, 4096));
+        budget.end_withholding(&space, 64, 64);
+        budget.set_limit(2096);
+        assert_eq!(budget.held(&space), 4096, "it is not divided yet");
+        assert!(!budget.divide(&space, || MARGIN));
+        // What was free is gone, and the rest is to come.
+        assert_eq!((budget.frames().debt(), budget.held(&space)), (2000 - 24, 2096 + 2000 - 24));
+        // A space that has more than it may.
+        space.pages.store(3000, Ordering::Relaxed);
+        assert!(!budget.divide(&space, || MARGIN));
+        assert_eq!(budget.held(&space), 192 + 4 * 64 + 3000 + budget.frames().debt());
     }
 
     #[test]

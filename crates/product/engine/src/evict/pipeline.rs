@@ -540,7 +540,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 let first = run.first.number();
                 (first..first + u64::from(run.len)).contains(&slot.number())
             });
-            self.start_write(Write { slot, stage, count: count as u32, batch, trial });
+            self.start_write(Write { slot, stage, count: count as u32, withheld: count as u64, batch, trial });
             i += count;
         }
         self.reap(false);

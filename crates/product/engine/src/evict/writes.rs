@@ -38,6 +38,8 @@ pub(super) struct Write {
     pub(super) slot: Slot,
     pub(super) stage: Stage,
     pub(super) count: u32,
+    /// Frames that are withheld until a space that keeps pages in RAM has these ([`Engine::give_withheld`]).
+    pub(super) withheld: u64,
     pub(super) batch: usize,
     /// The write is made to see whether its space works.
     pub(super) trial: bool,
@@ -140,8 +142,8 @@ impl<W: World> Evictor<'_, W> {
 
     /// The first in line has been given to the device, or will not be.
     fn leave_line(&mut self) {
-        if let Some(write) = self.waiting.pop_front().filter(|write| write.batch != RETRY) {
-            self.engine.give_withheld(self.core, u64::from(write.count));
+        if let Some(write) = self.waiting.pop_front().filter(|write| write.withheld > 0) {
+            self.engine.give_withheld(self.core, write.withheld);
         }
     }
 
@@ -309,6 +311,8 @@ impl<W: World> Evictor<'_, W> {
             self.ring.set(stage, StageState::Writing);
             self.failed -= 1;
         }
-        self.start_write(Write { slot: run.first, stage: first, count: run.len, batch: RETRY, trial });
+        // The frames of these pages went back with their first write. Should the space keep the pages in RAM now, others are to pay for it.
+        let withheld = engine.withhold_free(self.core, u64::from(run.len));
+        self.start_write(Write { slot: run.first, stage: first, count: run.len, withheld, batch: RETRY, trial });
     }
 }

@@ -25,6 +25,7 @@
 use super::{ALIVE, Kin, LEFT, Ledger, Member};
 use crate::ground::runtime::{Runtime, TheEngine};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
 use farshore_engine::stats::Count;
 use farshore_sys::raw::syscall;
@@ -150,7 +151,7 @@ pub(super) fn kept(engine: &TheEngine) -> u64 {
 pub(super) fn leave_room(runtime: &Runtime, ledger: &Ledger) {
     let (engine, limit) = (&runtime.engine, ledger.limit.load(Ordering::Acquire));
     let wanted = (engine.in_use() + limit / 8).max(engine.floor());
-    if wanted < engine.budget() {
+    if wanted < engine.memory_limit() / PAGE_SIZE as u64 {
         engine.set_budget(wanted);
     }
     if let Some(line) = super::own_line() {
@@ -239,7 +240,8 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     };
     let wanted = match wanted.max(engine.floor()) {
         more if more > has => has + ledger.take_some(me, more - has),
-        less if engine.frames().debt() == 0 => less,
+        // What it has above its limit is on its way already, and to ask for more than the limit would be to raise it.
+        less if engine.frames().debt() == 0 && less < engine.memory_limit() / PAGE_SIZE as u64 => less,
         _ => has,
     };
     if wanted != has {
