@@ -21,6 +21,16 @@ import programs
 from programs import MIB
 
 
+def tree(pid):
+    """A process, and all that descend from it."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = file.read().split()
+    except OSError:
+        children = []
+    return [pid, *(each for child in children for each in tree(int(child)))]
+
+
 class Bench:
     """Runs programs natively and under Farshore."""
 
@@ -36,12 +46,13 @@ class Bench:
         return seconds, statistics.mean(seen) if seen else 0
 
     def memory(self, pid):
-        """What the family of a process has local now, in bytes; None: it does not say."""
-        done = subprocess.run([self.options.farshore, "stat", str(pid), "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            return None
-        found = json.loads(done.stdout)
-        return found["family"]["memory_bytes"] if found["family"]["processes"] > 1 else found["resident_bytes"]
+        """What a process and those that it has started have local now, in bytes; None: none of them says."""
+        resident = []
+        for process in tree(pid):
+            done = subprocess.run([self.options.farshore, "stat", str(process), "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+            if not done.returncode:
+                resident.append(json.loads(done.stdout)["resident_bytes"])
+        return sum(resident) if resident else None
 
     def between(self, name, command, given, how, before):
         """The same between two native runs, of which the first took `before` seconds: how much longer it takes, its memory, and what the second took."""

@@ -48,6 +48,7 @@ use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::sleep;
 use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
+use farshore_core::limits::BATCH_PAGES_MAX;
 use farshore_core::seams::{
     Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
@@ -63,6 +64,8 @@ const COPIES: usize = 2;
 /// Extents that are looked through for freed slots, once a batch. There are at most three slots for each page that lies
 /// somewhere, so less than one page in a hundred is freed and not found yet.
 const EXTENTS_A_SWEEP: u64 = 256;
+/// How long is slept at a time, in ns, while a write waits for another evictor's copy and nothing of its own is on its way.
+const COPY_WAIT_NS: u64 = 100_000;
 /// The tag of a write below that is a copy.
 const COPY: u64 = 1 << 63;
 const EIO: i32 = 5;
@@ -155,7 +158,8 @@ impl Backend for Compressed {
             encoder: Encoder::new(self.pool.kind()),
             small: Box::new([0; WORTH_IT]),
             writes: vec![None; depth.max(1) as usize].into_boxed_slice(),
-            passed_on: VecDeque::with_capacity(depth as usize * farshore_core::limits::BATCH_PAGES_MAX),
+            passed_on: VecDeque::with_capacity(depth as usize * BATCH_PAGES_MAX),
+            waiting: Vec::with_capacity(depth as usize * BATCH_PAGES_MAX),
             copies: (0..copies)
                 .map(|_| Copy { run: None, pages: vec![PageBuf::ZERO; PAGES_A_COPY].into_boxed_slice() })
                 .collect(),
@@ -293,7 +297,7 @@ impl MemoryBudget for Compressed {
 #[derive(Clone, Copy, Debug)]
 struct Write {
     tag: u64,
-    /// Runs that were passed on and are not written yet.
+    /// Runs that were passed on and are not written yet, and pages that wait for a copy.
     left: u32,
     result: Result<(), IoError>,
 }
@@ -305,6 +309,15 @@ struct PassedOn {
     pages: *const PageBuf,
     count: u32,
     /// The write that they belong to.
+    write: usize,
+}
+
+/// A page without room here, of whose slot an older page is being copied below. Until that is over nobody else may write there.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    slot: Slot,
+    page: *const PageBuf,
+    /// The write that it belongs to.
     write: usize,
 }
 
@@ -325,18 +338,29 @@ pub struct CompressedQueue {
     writes: Box<[Option<Write>]>,
     /// Pages that wait for their turn below.
     passed_on: VecDeque<PassedOn>,
+    /// Pages that wait until they may be passed on.
+    waiting: Vec<Waiting>,
     copies: Box<[Copy]>,
     /// The last copy failed: only one copy at a time until one succeeds.
     copies_fail: bool,
 }
 
-// SAFETY: the pointers in `passed_on` are to pages that may be read from any thread until their completion is reaped:
+// SAFETY: the pointers in `passed_on` and `waiting` are to pages that may be read from any thread until their completion is reaped:
 // `start_write`'s contract.
 unsafe impl Send for CompressedQueue {}
 
 impl CompressedQueue {
     /// Gives the tier below as many waiting pages as it takes.
     fn pass_on(&mut self) {
+        let (pool, passed_on) = (&self.pool, &mut self.passed_on);
+        self.waiting.retain(|&Waiting { slot, page, write }| {
+            // The pool has no page of the slot any more, and the slot is the write's: no other copy begins.
+            let waits = pool.is_copied(slot);
+            if !waits {
+                passed_on.push_back(PassedOn { first: slot, pages: page, count: 1, write });
+            }
+            waits
+        });
         let Some(lower) = &mut self.lower else { return };
         while let Some(&PassedOn { first, pages, count, write }) = self.passed_on.front() {
             // SAFETY: the caller of our own `start_write` keeps the pages until the completion of its write.
@@ -347,9 +371,14 @@ impl CompressedQueue {
         }
     }
 
-    /// Handles the completions of the tier below.
+    /// Handles the completions of the tier below. A page that waits for the copy of another evictor is not told of by any of them, so not
+    /// all is waited for then.
     fn reap_lower(&mut self, wait_ns: u64) {
         let Some(lower) = &mut self.lower else { return };
+        let wait_ns = if self.waiting.is_empty() { wait_ns } else { wait_ns.min(COPY_WAIT_NS) };
+        if wait_ns > 0 && !self.waiting.is_empty() && lower.in_flight() == 0 {
+            sleep::nap(wait_ns);
+        }
         let (writes, copies, pool, fail) = (&mut self.writes, &mut self.copies, &self.pool, &mut self.copies_fail);
         let mut done = |tag: u64, result: Result<(), IoError>| {
             if tag & COPY != 0 {
@@ -413,9 +442,10 @@ impl WriteQueue for CompressedQueue {
                     }
                 },
                 Put::Later => {
-                    // Which is not to be written below meanwhile, so what follows is a run of its own.
+                    // What follows is a run of its own.
                     self.passed_on.extend(run.take());
-                    write.result = Err(LATER);
+                    write.left += 1;
+                    self.waiting.push(Waiting { slot, page: at, write: number });
                 }
                 Put::Full => write.result = Err(IoError::Full),
             }

@@ -102,7 +102,7 @@ pub enum Put {
     Kept,
     /// Nowhere: the tier below may take it.
     PassedOn,
-    /// Nowhere, and the tier below may not take it yet: an older page of the slot is being copied there.
+    /// Nowhere, and the tier below may not take it yet: an older page of the slot is being copied there ([`Pool::is_copied`]).
     Later,
     /// Nowhere, and there is no tier below.
     Full,
@@ -342,7 +342,6 @@ impl Pool {
     }
 
     /// Whether a page of the slot is being copied to the tier below.
-    #[cfg(test)]
     pub fn is_copied(&self, slot: Slot) -> bool {
         self.entry(slot.number()).is_some_and(|entry| entry.word.is_copied())
     }
@@ -381,7 +380,12 @@ impl Pool {
             });
             match put {
                 Some(Put::PassedOn) => return self.pass_on(),
-                Some(put) => return put,
+                Some(put) => {
+                    if put == Put::Later {
+                        self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return put;
+                }
                 // Another thread copies the old page, and is done with it in a moment.
                 None => spin_hint(),
             }

@@ -484,25 +484,59 @@ fn room_is_not_given_back_while_a_copy_is_on_its_way_there() {
     pool.pool.assert_valid();
 }
 
+/// The bytes that the space below has of a slot.
+fn below(pool: &Compressed, at: u64) -> PageBuf {
+    let mut page = PageBuf::ZERO;
+    pool.lower().expect("there is a file").read(slot(at), &mut page).unwrap();
+    page
+}
+
 #[test]
-fn a_page_whose_slot_is_being_copied_to_is_told_to_come_later() {
+fn a_page_whose_slot_is_being_copied_to_waits_for_the_copy() {
     let (pool, mut queue) = copying();
     assert!(pool.pool.is_copied(slot(512)), "the oldest is copied first");
-    let mut write = |at: u64| {
-        let page = half(at + 7);
-        // SAFETY: the page lives until the completion is reaped below.
-        unsafe { queue.start_write(slot(at), &raw const page, 1, at) }.unwrap();
-        let mut end = None;
-        while end.is_none() {
-            queue.reap(true, &mut |_, result| end = Some(result));
-        }
-        end
-    };
-    // Neither of them has room here. The space below has, and would be thought full.
-    assert_eq!((write(512), write(900)), (Some(Err(LATER)), Some(Ok(()))));
-    while queue.in_flight() > 0 {
-        queue.reap(true, &mut |_, _| {});
+    let pages = [512, 900].map(|at| half(at + 7));
+    for (page, at) in pages.iter().zip([512, 900]) {
+        // SAFETY: the pages live until the completions are reaped below.
+        unsafe { queue.start_write(slot(at), page, 1, at) }.unwrap();
     }
+    // Neither of them has room here.
+    assert_eq!((queue.waiting.len(), queue.in_flight()), (1, 2 + queue.copies_under_way() as u32));
+    let mut ends = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.reap(true, &mut |tag, result| ends.push((tag, result)));
+        assert!(
+            !pool.pool.is_copied(slot(512)) || ends.iter().all(|&(tag, _)| tag != 512),
+            "it was written while it was copied to"
+        );
+    }
+    ends.sort_unstable_by_key(|&(tag, _)| tag);
+    assert_eq!(ends, [(512, Ok(())), (900, Ok(()))]);
+    assert!(below(&pool, 512).0 == pages[0].0 && below(&pool, 900).0 == pages[1].0);
+    pool.pool.assert_valid();
+}
+
+#[test]
+fn a_page_waits_for_the_copy_of_another_evictor_which_tells_nobody() {
+    let (pool, mut copying) = copying();
+    let mut queue = pool.queue(4).unwrap();
+    let page = half(519);
+    // SAFETY: the page lives until the completion is reaped below.
+    unsafe { queue.start_write(slot(512), &raw const page, 1, 7) }.unwrap();
+    assert_eq!((queue.waiting.len(), queue.in_flight()), (1, 1));
+    let mut ends = Vec::new();
+    queue.reap_within(1_000_000, &mut |tag, result| ends.push((tag, result)));
+    assert!(ends.is_empty(), "the other evictor has not looked after its copy yet");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while copying.in_flight() > 0 {
+                copying.reap(true, &mut |_, _| {});
+            }
+        });
+        queue.reap(true, &mut |tag, result| ends.push((tag, result)));
+    });
+    assert_eq!(ends, [(7, Ok(()))]);
+    assert!(below(&pool, 512).0 == page.0);
     pool.pool.assert_valid();
 }
 
@@ -514,21 +548,14 @@ fn a_write_around_slots_that_are_being_copied_to_leaves_them_alone() {
     let pages: Vec<PageBuf> = (519..600).map(|at| half(at + 7)).collect();
     // SAFETY: the pages live until the completion is reaped below.
     unsafe { queue.start_write(slot(519), pages.as_ptr(), 81, 1) }.unwrap();
+    assert!(queue.waiting.iter().map(|waiting| waiting.slot).eq((520..behind).map(slot)), "{:?}", queue.waiting);
     let mut end = None;
     while queue.in_flight() > 0 {
         queue.reap(true, &mut |_, result| end = Some(result));
     }
-    assert_eq!(end, Some(Err(LATER)));
-    let below = |at: u64| {
-        let mut page = PageBuf::ZERO;
-        pool.lower().expect("there is a file").read(slot(at), &mut page).unwrap();
-        page
-    };
-    for at in [520, behind - 1] {
-        assert!(below(at).0 == half(at).0, "slot {at} was written while it was being copied to");
-    }
-    for at in [519, behind, 599] {
-        assert!(below(at).0 == half(at + 7).0, "slot {at} was not written");
+    assert_eq!(end, Some(Ok(())));
+    for at in 519..600 {
+        assert!(below(&pool, at).0 == half(at + 7).0, "slot {at}");
     }
     pool.pool.assert_valid();
 }

@@ -18,7 +18,7 @@ pub enum IoError {
 
 /// The answer of a backend that cannot give room back (`EOPNOTSUPP`).
 pub const CANNOT: IoError = IoError::Device(95);
-/// The answer of a backend that cannot give room back, or write, now because it is writing there itself. The caller may ask
+/// The answer of a backend that cannot give room back now because it is writing there itself. The caller may ask
 /// again. No device answers so: 0 is no error. (One may answer `EAGAIN` for ever, and that is an error of the device.)
 pub const LATER: IoError = IoError::Device(0);
 

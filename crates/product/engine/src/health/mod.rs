@@ -34,7 +34,7 @@ use crate::Engine;
 use crate::stats::Count;
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
-use farshore_core::seams::{Clock, IoError, LATER, Reads as _, World};
+use farshore_core::seams::{Clock, IoError, Reads as _, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
 use farshore_core::spin::SpinLock;
@@ -403,10 +403,6 @@ impl<W: World> Engine<W> {
 
     /// It has ended.
     pub(crate) fn note_write(&self, core: usize, slot: Slot, begun: Begun, result: Result<(), IoError>) {
-        if result == Err(LATER) {
-            // Which says nothing of the space.
-            return;
-        }
         if let Err(why) = result {
             self.note_trouble(core, Trouble::Write(slot, why));
         }
