@@ -431,7 +431,7 @@ pub struct Attached {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Scans {
-    /// Where they are: the kernel has watched them.
+    /// Where they are: the kernel has watched them, or the processor has taken samples of them.
     pub watched_pages: u64,
     /// By taking them away.
     pub taken_pages: u64,

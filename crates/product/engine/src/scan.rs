@@ -12,11 +12,13 @@
 //!                once were not written. Of those that are watched: as the kernel tells, of pages that have not left
 //! ```
 //!
-//! A process on a stock kernel cannot read the access bits of its page tables, unless it is root's and the kernel was built for it ([`Kernel::watch`]). Otherwise a
-//! look costs what an eviction costs, and a rescue for each page that is used. No page moves in a way of its own: a scan is a wish that pages leave
+//! A process on a stock kernel cannot read the access bits of its page tables, unless it is root's and the kernel was built for it ([`Kernel::watch`]). Where the
+//! processor takes samples of loads, they tell of a few pages that they are used, and of none that it is not. Otherwise a look costs what an eviction costs, and a rescue for each
+//! page that is used. No page moves in a way of its own: a scan is a wish that pages leave
 //! ([`crate::wishes`]), and the bytes are where the bytes of an evicted page are. A dirty page is written, as ever. A page that is not touched has left.
 //!
-//! What the kernel tells is a hint, as all of this: "not used" is said of pages alone that have lain in one place from the mark to the end. Who splits a huge page
+//! What the kernel tells is a hint, as all of this. A page that is watched and of which nothing is heard ([`Use::Unknown`]) is not told of. "Not used" is said of pages alone
+//! that have lain in one place from the mark to the end. Who splits a huge page
 //! has the kernel forget, and says so (`Wishes::begin_cold`).
 //!
 //! What scans cost is bounded: [`Allowance`] lets them have [`SHARE`] of one processor's time, by what looks have cost lately.
@@ -60,7 +62,7 @@ const SAVED_MOST_NS: u64 = 100_000_000;
 pub(crate) struct Scans {
     /// The eviction of one page, of late; ns.
     evict_ns: AtomicU64,
-    /// A page that the kernel watches, of late; ns.
+    /// A page that the kernel is asked to watch, of late; ns.
     watch_ns: AtomicU64,
     /// When the kernel is asked again whether it can watch pages.
     ask_again_ns: AtomicU64,
@@ -150,6 +152,8 @@ pub struct Scan {
     parts: [(GranuleId, Bits); 2],
     /// Those that the kernel watches, in ascending order.
     watched: Vec<Watched>,
+    /// How many it was asked to watch.
+    asked: u64,
     /// How long it took to have it do so, ns.
     watch_ns: u64,
     /// They are watched, as far as they can be.
@@ -207,12 +211,12 @@ fn judge(now: Option<(State, bool)>, left: bool, again: bool, used: Option<Use>)
 }
 
 impl<W: World> Engine<W> {
-    /// Begins to look at the resident pages of `range`, but for those that another scan looks at, and spends what that may cost. `None`: there
+    /// Begins to look for `ns` at the resident pages of `range`, but for those that another scan looks at, and spends what that may cost. `None`: there
     /// is not so much left. Some scans after this one, [`Engine::settle_scans`] is to follow.
     ///
     /// # Panics
     /// When they are more than [`PAGES_MOST`].
-    pub fn begin_scan(&self, range: PageRange, allowance: &mut Allowance) -> Option<Scan> {
+    pub fn begin_scan(&self, range: PageRange, ns: u64, allowance: &mut Allowance) -> Option<Scan> {
         assert!(range.len() <= PAGES_MOST, "a scan of {} pages", range.len());
         let now_ns = self.clock.now_ns();
         let cost = Cost { leaving: self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, coming: RESCUE_NS };
@@ -231,9 +235,10 @@ impl<W: World> Engine<W> {
                 alone &= begun.alone;
             }
         }
-        let mut scan = Scan { range, parts, watched: Vec::new(), watch_ns: 0, settled: false, taken: Plane::default(), cost };
+        let mut scan =
+            Scan { range, parts, watched: Vec::new(), asked: 0, watch_ns: 0, settled: false, taken: Plane::default(), cost };
         if may_watch {
-            let asked = self.watch(&mut scan, alone);
+            let asked = self.watch(&mut scan, alone, ns);
             allowance.give_back((range.len() - asked.unwrap_or(0)) * watch_ns);
             if asked.is_some() {
                 return self.take_rest(scan, now_ns, allowance);
@@ -249,17 +254,17 @@ impl<W: World> Engine<W> {
     }
 
     /// Has the kernel watch the pages of a scan. How many it was asked of; `None`: it cannot.
-    fn watch(&self, scan: &mut Scan, alone: bool) -> Option<u64> {
+    fn watch(&self, scan: &mut Scan, alone: bool, ns: u64) -> Option<u64> {
         let is_resident = |page: &Page| self.page(*page).is_some_and(|at| at.word.load().state() == State::Resident);
         let mut pages: Vec<Watched> = pages_in(&scan.parts).filter(is_resident).map(|page| Watched { page, mark: 0 }).collect();
         let (asked, began) = (pages.len() as u64, self.clock.now_ns());
-        if asked > 0 && !self.kernel.watch(&mut pages, alone) {
+        if asked > 0 && !self.kernel.watch(&mut pages, alone, ns) {
             self.scans.ask_again_ns.store(began + ASK_AGAIN_NS, Ordering::Relaxed);
             return None;
         }
         scan.watch_ns = self.clock.now_ns().saturating_sub(began);
         pages.retain(|watched| watched.mark != 0);
-        scan.watched = pages;
+        (scan.watched, scan.asked) = (pages, asked);
         Some(asked)
     }
 
@@ -359,16 +364,13 @@ impl<W: World> Engine<W> {
 
     /// What the kernel tells of the pages that it watches for a scan.
     fn uses(&self, scan: &Scan) -> Vec<Use> {
-        let mut uses = Vec::new();
-        if !scan.watched.is_empty() {
-            let began = self.clock.now_ns();
-            uses.resize(scan.watched.len(), Use::Unknown);
-            if scan.settled {
-                self.kernel.uses(&scan.watched, &mut uses);
-            }
-            let took = self.clock.now_ns().saturating_sub(began) + scan.watch_ns;
-            learn(&self.scans.watch_ns, took, scan.watched.len() as u64, WATCH_MOST_NS);
+        let (mut uses, began) = (alloc::vec![Use::Unknown; scan.watched.len()], self.clock.now_ns());
+        if scan.settled && !uses.is_empty() {
+            self.kernel.uses(&scan.watched, &mut uses);
         }
+        // Of those that it was asked to watch each has cost, also where it watches few.
+        let took = self.clock.now_ns().saturating_sub(began) + scan.watch_ns;
+        learn(&self.scans.watch_ns, took, scan.asked, WATCH_MOST_NS);
         uses
     }
 
@@ -463,6 +465,9 @@ mod tests {
             (here, false, false, Use::Used, WRITTEN),
             (clean, false, false, Use::Used, READ),
             (here, false, false, Use::Unknown, NOTHING),
+            // By samples, and none came: whatever its word says.
+            (clean, false, false, Use::Unknown, NOTHING),
+            (out, true, false, Use::Unknown, NOTHING),
             // It has left meanwhile, after a use or not; or it is back.
             (out, true, false, Use::Unused, NOTHING),
             (way, true, false, Use::Used, NOTHING),

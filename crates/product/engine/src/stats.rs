@@ -64,7 +64,7 @@ pub enum Count {
     HugeMapped,
     /// How often huge pages of a granule were split, because pages of it leave.
     HugeSplit,
-    /// Pages that scans have looked at where they are, by what the kernel tells.
+    /// Pages that scans have looked at where they are, by what the kernel tells, or the processor.
     Watched,
     /// Pages that scans have taken away to look at them.
     TakenAway,

@@ -314,11 +314,18 @@ pub fn is_description_of(pid: u32, theirs: u32, ours: BorrowedFd<'_>) -> Result<
 /// # Errors
 /// What open or read answers.
 pub fn read_file(path: &CStr, most: usize) -> Result<Vec<u8>, Errno> {
-    let fd = open(path, O_RDONLY)?;
+    read_to_end(&open(path, O_RDONLY)?, most)
+}
+
+/// The same of an open file, from its position on.
+///
+/// # Errors
+/// What read answers.
+pub fn read_to_end(fd: &Fd, most: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::new();
     let mut piece = [0u8; 1024];
     while bytes.len() < most {
-        let got = read(&fd, &mut piece)?;
+        let got = read(fd, &mut piece)?;
         if got == 0 {
             break;
         }

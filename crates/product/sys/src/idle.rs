@@ -41,8 +41,8 @@ const BITMAP: &CStr = c"/sys/kernel/mm/page_idle/bitmap";
 const FLAGS: &CStr = c"/proc/kpageflags";
 const PAGEMAP: &CStr = c"/proc/self/pagemap";
 /// What kind of file system they are on. (A program may have shut itself into a folder where a name leads elsewhere.)
-const SYSFS: u64 = 0x6265_6572;
-const PROC: u64 = 0x9fa0;
+pub(crate) const SYSFS: u64 = 0x6265_6572;
+pub(crate) const PROC: u64 = 0x9fa0;
 
 /// Pages that are asked for at a time.
 const RUN: usize = 64;
@@ -281,8 +281,8 @@ struct Files {
     pagemap: Pagemap,
 }
 
-/// Opens a file of the kernel's.
-fn open(path: &'static CStr, flags: u64, kind: u64) -> Result<Fd, Lack> {
+/// Opens a file of the kernel's, or a folder.
+pub(crate) fn open(path: &'static CStr, flags: u64, kind: u64) -> Result<Fd, Lack> {
     let lacks = |why| Lack::File(path, why);
     let file = fd::open(path, flags | fd::O_NONBLOCK).map_err(lacks)?;
     // struct statfs, of which the kind is the first word.
@@ -403,6 +403,11 @@ impl Tracking {
         if self.with(|files| noted(files, pages, uses)).is_err() {
             uses.fill(Use::Unknown);
         }
+    }
+
+    /// Whether it ever was there, so that [`Tracking::settle`] has something to do.
+    pub fn was_there(&self) -> bool {
+        SCRATCH_AT.load(Ordering::Acquire) != 0
     }
 
     /// Watches none any more: a filter is about to forbid the calls. Waits until nobody is at it.

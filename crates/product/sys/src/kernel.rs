@@ -23,6 +23,7 @@ use crate::huge::{HUGE, Source, Taken};
 use crate::idle::Tracking;
 use crate::pagemap::{Categories, Pagemap, Query, Region};
 use crate::raw::{self, Errno};
+use crate::samples::{self, Samples};
 use crate::tls;
 use crate::uffd::{Uffd, UffdError};
 use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
@@ -60,6 +61,7 @@ pub struct LinuxKernel {
     shortage: fn(),
     huge: Option<HugeWay>,
     tracking: Tracking,
+    samples: Samples,
 }
 
 /// How huge pages come.
@@ -92,12 +94,22 @@ impl LinuxKernel {
             shortage: || {},
             huge: None,
             tracking: Tracking::new(),
+            samples: Samples::new(|_| false),
         })
     }
 
     /// As [`LinuxKernel::new`], with ways and descriptors of the caller's choice (moved to high numbers, say).
     pub const fn with_parts(uffd: Uffd, advice: SelfAdvice, memory: SelfMem, wake: bool) -> LinuxKernel {
-        LinuxKernel { uffd, advice, memory, wake, shortage: || {}, huge: None, tracking: Tracking::new() }
+        LinuxKernel {
+            uffd,
+            advice,
+            memory,
+            wake,
+            shortage: || {},
+            huge: None,
+            tracking: Tracking::new(),
+            samples: Samples::new(|_| false),
+        }
     }
 
     /// Calls `shortage` when a fault has to wait for a frame: on its thread, with nothing in its hands.
@@ -113,14 +125,26 @@ impl LinuxKernel {
         self
     }
 
+    /// These threads are our own: what they use says nothing of the program.
+    #[must_use]
+    pub fn with_own_threads(mut self, ours: fn(u32) -> bool) -> LinuxKernel {
+        self.samples = Samples::new(ours);
+        self
+    }
+
     /// How huge pages come, if they do.
     pub const fn huge_way(&self) -> Option<&HugeWay> {
         self.huge.as_ref()
     }
 
-    /// How it is seen which pages are used.
+    /// How the kernel tells which pages are used.
     pub const fn tracking(&self) -> &Tracking {
         &self.tracking
+    }
+
+    /// How the processor shows pages that are used.
+    pub const fn samples(&self) -> &Samples {
+        &self.samples
     }
 
     /// The userfaultfd, to register memory with and to read messages from.
@@ -413,16 +437,23 @@ impl Kernel for LinuxKernel {
         Ok(())
     }
 
-    fn watch(&self, pages: &mut [Watched], alone: bool) -> bool {
-        self.tracking.mark(pages, alone).is_ok()
+    fn watch(&self, pages: &mut [Watched], alone: bool, ns: u64) -> bool {
+        // The kernel tells of unused pages too, and without a sample of each.
+        self.tracking.mark(pages, alone).is_ok() || self.samples.mark(pages, ns).is_ok()
     }
 
     fn settle(&self) -> bool {
-        self.tracking.settle()
+        // Samples come by themselves.
+        !self.tracking.was_there() || self.tracking.settle()
     }
 
     fn uses(&self, pages: &[Watched], uses: &mut [Use]) {
-        self.tracking.noted(pages, uses);
+        // All pages of a scan are watched in one way.
+        if samples::are_marks(pages) {
+            self.samples.noted(pages, uses);
+        } else {
+            self.tracking.noted(pages, uses);
+        }
     }
 
     fn current_thread(&self) -> u64 {

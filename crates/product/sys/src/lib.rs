@@ -26,6 +26,7 @@
 //! | [`cpu`] | on which processor the calling thread runs |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
 //! | [`idle`] | idle page tracking: which pages are used |
+//! | [`samples`] | the same by samples of loads, in rings that the kernel fills |
 //! | [`usdt`] | the engine's `Tracer`: probes for gdb, perf and bpftrace |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
@@ -56,6 +57,7 @@ pub mod pagemap;
 pub mod probe;
 pub mod raw;
 pub mod record;
+pub mod samples;
 pub mod signal;
 pub mod sud;
 pub mod thread;

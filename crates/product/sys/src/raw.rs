@@ -32,8 +32,10 @@ pub mod nr {
     pub const GETTID: u64 = 186;
     pub const SCHED_YIELD: u64 = 24;
     pub const FUTEX: u64 = 202;
+    pub const GETDENTS64: u64 = 217;
     pub const OPENAT: u64 = 257;
     pub const TGKILL: u64 = 234;
+    pub const PERF_EVENT_OPEN: u64 = 298;
     pub const PRLIMIT64: u64 = 302;
     pub const KCMP: u64 = 312;
     pub const USERFAULTFD: u64 = 323;

@@ -140,7 +140,7 @@ fn scan(rig: &Rc<Rig>, range: PageRange, ns: u64) {
     let few = PageRange { start: range.start, end: range.start.plus(range.len().min(512)) };
     let mut allowance = Allowance::new(0);
     allowance.give_back(u64::MAX / 2);
-    let mut scans = [rig.engine.begin_scan(few, &mut allowance), rig.engine.begin_scan(few, &mut allowance)];
+    let mut scans = [rig.engine.begin_scan(few, ns, &mut allowance), rig.engine.begin_scan(few, ns, &mut allowance)];
     rig.engine.settle_scans(scans.iter_mut().flatten(), &mut allowance);
     let begun = world(|w| w.counts.accesses);
     sleep_ns(ns);

@@ -52,7 +52,7 @@ pub struct Watched {
 /// Whether a page that is watched was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It cannot be said: it has left meanwhile, or lies elsewhere, or the kernel does not tell any more.
+    /// It cannot be said: it has left meanwhile, or lies elsewhere, or nothing was heard of it, or the kernel does not tell any more.
     Unknown,
     /// No.
     Unused,
@@ -102,9 +102,9 @@ pub trait Kernel: Sync {
     /// first `n` of `Err((n, why))`.
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
     /// Begins to watch pages that are mapped, in ascending order, which changes nothing about them: whether each is used from [`Kernel::settle`] on. Those that
-    /// cannot be watched get no mark. `alone`: nobody watches other pages of their granules. The caller need not own their words. False: no page is watched, since
-    /// this kernel cannot, or not for us.
-    fn watch(&self, _pages: &mut [Watched], _alone: bool) -> bool {
+    /// cannot be watched, or of which nothing would be heard within `ns`, get no mark. `alone`: nobody watches other pages of their granules. The caller need not own their words.
+    /// False: no page is watched, since this kernel cannot, or not for us.
+    fn watch(&self, _pages: &mut [Watched], _alone: bool, _ns: u64) -> bool {
         false
     }
     /// From now on all processors see to it that uses of the pages that are watched are noted. False: they may not be.

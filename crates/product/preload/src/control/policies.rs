@@ -289,6 +289,7 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
         seat.bad.store(taker.bad, Ordering::Relaxed);
         scans.settle(runtime);
         scans.end_due(runtime, number, runtime.engine.clock.now_ns());
+        runtime.engine.kernel.samples().tend();
         tell_state(runtime, number, &memory, dropped_before);
         if served > 0 {
             in_vain = false;
@@ -301,6 +302,8 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
         shared::wait_for(memory.head(word::BELL), bell, IDLE_NS.min(scans.next_due_ns(runtime.engine.clock.now_ns())));
     }
     scans.end_due(runtime, number, u64::MAX);
+    // Nothing of it outlives the last policy. Another one that scans begins it again.
+    runtime.engine.kernel.samples().rest();
     runtime.engine.audience.want(number, 0);
 }
 
@@ -364,9 +367,9 @@ impl Scans {
     fn begin(&mut self, runtime: &Runtime, number: usize, range: PageRange, micros: u32, tag: u32) {
         let (engine, now) = (&runtime.engine, runtime.engine.clock.now_ns());
         let has_room = self.under_way.len() < SCANS_MOST;
-        if let Some(scan) = has_room.then(|| engine.begin_scan(range, &mut self.allowance)).flatten() {
-            let due_ns = now + (u64::from(micros) * 1000).clamp(SCAN_NS_LEAST, SCAN_NS_MOST);
-            self.under_way.push(Asked { scan, tag, due_ns });
+        let ns = (u64::from(micros) * 1000).clamp(SCAN_NS_LEAST, SCAN_NS_MOST);
+        if let Some(scan) = has_room.then(|| engine.begin_scan(range, ns, &mut self.allowance)).flatten() {
+            self.under_way.push(Asked { scan, tag, due_ns: now + ns });
         } else {
             let refused = Event { thread: tag, detail: 1, ..Event::new(Kind::Scanned, range.start.addr(), range.len()) };
             answer(runtime, number, refused);

@@ -17,7 +17,7 @@
 use crate::dispatch::{dormant, hosted};
 use crate::family::{joint, pilot};
 use crate::ground::environment;
-use crate::ground::own_threads::knock;
+use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
 use crate::ground::small::Small;
@@ -173,6 +173,7 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         options.fault == FaultMode::Poll,
     )
     .on_shortage(own_threads::short_of_frames)
+    .with_own_threads(rights::is_ours)
     .with_huge_pages(Source::open().and_then(|source| parts::huge_way(Box::leak(Box::new(source)))));
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
     device::adopt(handed).map_err(|why| why.to_string())?;

@@ -15,7 +15,7 @@
 //!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
 //! * A filter that stops what an attachment of a policy needs is installed, and policies are gone from then on.
 //! * A filter that stops the calls that bring huge pages in is installed, and pages are small from then on.
-//! * A filter that stops the calls that see which pages are used is installed, and scans take pages away from then on.
+//! * A filter that stops the calls that see which pages are used is installed, and scans take pages away from then on. Samples of loads end with any filter.
 //! * The strict mode allows only four calls, so it is always refused.
 //!
 //! The kernel gets Farshore's copy of the program's filter: the filter that was checked is the one that is installed. A filter
@@ -84,6 +84,10 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     }
     if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::WATCHES]), runtime()) {
         runtime.engine.kernel.tracking().give_up();
+    }
+    if let Some(runtime) = runtime().filter(|_| !thread::is_guest()) {
+        // Whatever the filter says: who is in one is not sampled.
+        uninterrupted(|| runtime.engine.kernel.samples().give_up());
     }
     let program = Program::of(filter);
     let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {

@@ -17,7 +17,7 @@
 
 use crate::control::{chosen, policies};
 use crate::family::{self, Child};
-use crate::ground::own_threads::knock;
+use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
 use crate::ground::withheld::{self, Kept};
@@ -190,6 +190,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
     let memory = SelfMem::for_child().raise(parts::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll)
         .on_shortage(own_threads::short_of_frames)
+        .with_own_threads(rights::is_ours)
         .with_huge_pages(old.kernel.huge_way().and_then(|way| parts::huge_way(way.source)));
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.

@@ -5,11 +5,11 @@ use crate::fd::{self, Fd};
 use crate::idle;
 use crate::pagemap::Pagemap;
 use crate::raw::{self, Errno, nr};
+use crate::samples;
 use crate::sud;
 use crate::vm::{self, SelfAdvice, SelfPidfd};
 use alloc_crate::format;
 use alloc_crate::string::{String, ToString};
-use core::ffi::CStr;
 
 /// The oldest kernel that has what is needed.
 const OLDEST: (u32, u32) = (6, 8);
@@ -119,22 +119,16 @@ pub(super) fn pagemap_scan() -> Probe {
 
 /// How scans see which pages are used; always in some way.
 pub(super) fn scans() -> Probe {
-    let samples = if is_there(c"/sys/bus/event_source/devices/cpu/events/mem-loads") {
-        "samples of loads (PEBS) are not taken"
-    } else if is_there(c"/sys/bus/event_source/devices/ibs_op/type") {
-        "samples of loads (IBS) are not taken"
-    } else {
-        "the processor shows no samples of loads"
-    };
     let found = match idle::try_out() {
-        Ok(()) => format!("idle page tracking, and sampled unmapping of pages that it does not know ({samples})"),
-        Err(why) => format!("sampled unmapping ({why}; {samples})"),
+        Ok(()) => "idle page tracking, and sampled unmapping of pages that it does not know".into(),
+        Err(why) => match samples::try_out() {
+            Ok(source) => {
+                format!("samples of loads ({source}) for pages that have some, and sampled unmapping of the others ({why})")
+            }
+            Err(no_samples) => format!("sampled unmapping ({why}; {no_samples})"),
+        },
     };
     Probe::new("scans", Needed::Optional("policies do not see which pages are used"), Ok(found), "")
-}
-
-fn is_there(path: &CStr) -> bool {
-    fd::open(path, fd::O_RDONLY).is_ok()
 }
 
 pub(super) fn open_files() -> Probe {

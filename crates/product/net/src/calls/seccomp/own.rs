@@ -164,7 +164,7 @@ pub const POLICIES: &[Own] = &[
 
 const WATCHING: &str = "see which pages are used";
 
-/// On threads that serve policies: `sys/src/idle.rs`. Without these a scan takes pages away.
+/// On threads that serve policies: `sys/src/idle.rs`. Without these a scan takes pages away. (`sys/src/samples.rs` does nothing under a filter, whatever that allows.)
 pub const WATCHES: &[Own] = &[
     call(257, "openat", WATCHING),
     call(138, "fstatfs", WATCHING),

@@ -276,6 +276,11 @@ pub fn threads() -> impl Iterator<Item = u32> {
     WORKERS.iter().map(|worker| worker.tid.load(Ordering::Acquire)).filter(|&tid| tid != 0)
 }
 
+/// Whether it is one of them.
+pub fn is_ours(tid: u32) -> bool {
+    threads().any(|ours| ours == tid)
+}
+
 /// Whether there are threads of ours.
 pub fn has_threads() -> bool {
     WORKERS.iter().any(|worker| worker.tid.load(Ordering::Acquire) != 0)
