@@ -2,7 +2,7 @@ use super::*;
 use crate::vm::advice;
 use core::sync::atomic::AtomicU32;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex as StdMutex, MutexGuard, PoisonError};
 
 const NONE: [u64; 0] = [];
 
@@ -232,6 +232,12 @@ impl Scratch {
     }
 }
 
+/// Tests that count faults come one after the other: after a fork each write faults once more.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: StdMutex<()> = StdMutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Faults of a thread. `None`: it may not be, which is said.
 fn faults_of(thread: u32) -> Option<Ring> {
     match FAULTS.open(thread) {
@@ -257,6 +263,7 @@ fn taken(ring: &mut Ring) -> (BTreeSet<u64>, u64) {
 
 #[test]
 fn a_ring_tells_what_a_thread_has_touched_again_and_again() {
+    let _alone = alone();
     let Some(mut ring) = faults_of(raw::gettid()) else { return };
     let scratch = Scratch::new(100);
     // Of a ring for 170 samples it goes around many times.
@@ -274,6 +281,7 @@ fn a_ring_tells_what_a_thread_has_touched_again_and_again() {
 
 #[test]
 fn what_a_full_ring_has_lost_is_counted() {
+    let _alone = alone();
     let Some(mut ring) = faults_of(raw::gettid()) else { return };
     let scratch = Scratch::new(500);
     taken(&mut ring);
@@ -291,6 +299,7 @@ fn what_a_full_ring_has_lost_is_counted() {
 
 #[test]
 fn an_event_may_need_another_beside_it() {
+    let _alone = alone();
     let both = Event { beside: Some([3, 0, 0]), ..FAULTS };
     let Some(_) = faults_of(raw::gettid()) else { return };
     let (mut ring, beside) = both.open(raw::gettid()).unwrap();
@@ -302,6 +311,7 @@ fn an_event_may_need_another_beside_it() {
 
 #[test]
 fn each_thread_has_a_ring_of_its_own() {
+    let _alone = alone();
     const THREADS: u64 = 3;
     let (barrier, scratch) = (Barrier::new(THREADS as usize + 1), Scratch::new(THREADS * 32));
     std::thread::scope(|scope| {
@@ -356,6 +366,7 @@ fn each_thread_has_a_ring_of_its_own() {
 
 #[test]
 fn rings_are_bounded() {
+    let _alone = alone();
     let Some(_) = faults_of(raw::gettid()) else { return };
     let mut sampling = Sampling::new(vec![FAULTS; RINGS_MOST + 20], 0);
     // What the kernel refuses beyond what it allows to lock is no error while there is something.
@@ -372,6 +383,7 @@ static ONLY: AtomicU32 = AtomicU32::new(0);
 
 #[test]
 fn a_page_with_samples_is_watched_and_no_page_is_told_as_unused() {
+    let _alone = alone();
     const SECOND: u64 = 1_000_000_000;
     ONLY.store(raw::gettid(), Ordering::Relaxed);
     let samples = Samples::by(|| Ok(vec![FAULTS]), |thread| thread != ONLY.load(Ordering::Relaxed));
@@ -429,6 +441,7 @@ fn a_page_with_samples_is_watched_and_no_page_is_told_as_unused() {
 
 #[test]
 fn a_forked_child_has_no_ring_and_harms_nothing() {
+    let _alone = alone();
     const FORK: u64 = 57;
     const WAIT4: u64 = 61;
     const EXIT_GROUP: u64 = 231;
