@@ -257,6 +257,13 @@ fn threads() -> Result<Vec<u32>, Lack> {
     }
 }
 
+/// Whether it is a worker of io_uring's, which runs the kernel's code alone. (A thread of the program that is named like one is not sampled.)
+fn is_kernels(thread: u32) -> bool {
+    let mut name = [0; 4];
+    let comm = fd::open_formatted(format_args!("/proc/self/task/{thread}/comm"), fd::O_RDONLY);
+    comm.and_then(|comm| fd::read(&comm, &mut name)).is_ok() && name == *b"iou-"
+}
+
 /// Whether the calling thread is in a filter of system calls.
 fn is_filtered() -> Result<bool, Lack> {
     let lacks = |why| Lack::File(idle::Lack::File(STATUS, why));
@@ -429,7 +436,7 @@ impl Sampling {
         }
         let mut known: Vec<u32> = self.threads.iter().map(|sampled| sampled.thread).collect();
         known.sort_unstable();
-        there.retain(|thread| known.binary_search(thread).is_err() && !ours(*thread));
+        there.retain(|thread| known.binary_search(thread).is_err() && !ours(*thread) && !is_kernels(*thread));
         if there.is_empty() {
             return Ok(());
         }

@@ -475,6 +475,9 @@ fn a_forked_child_has_no_ring_and_harms_nothing() {
 fn threads_and_filters_are_seen() {
     assert!(threads().unwrap().contains(&raw::gettid()));
     assert!(is_filtered().is_ok());
+    // The kernel's workers are left out, by their names.
+    let worker = std::thread::Builder::new().name("iou-wrk-1".into()).spawn(|| is_kernels(raw::gettid()));
+    assert_eq!((worker.unwrap().join().unwrap(), is_kernels(raw::gettid()), is_kernels(u32::MAX)), (true, false, false));
 }
 
 #[test]
