@@ -102,8 +102,8 @@ pub struct Curve {
     queued: f64,
     misses: Line,
     faults: Line,
-    /// What each fault more takes with less memory than the run had, seconds, for the thread that waits longest; memory rising.
-    each: Vec<(f64, f64)>,
+    /// What misses and faults that are more with less memory than the run had take, seconds, for the thread that waits longest; memory rising.
+    more: Vec<(f64, f64)>,
     knows_less: bool,
 }
 
@@ -138,11 +138,17 @@ impl Curve {
             None if less.each > 0.0 => less.each + shown.signal,
             None => own,
         };
-        let each = shown.fewer.iter().map(|(memory, less)| (*memory as f64, each(less) * shown.longest)).collect();
+        let each: Vec<_> = shown.fewer.iter().map(|(memory, less)| (*memory as f64, each(less) * shown.longest)).collect();
+        // Rescues, and writes to pages that came for a read, are as many more as pages.
+        let a_page = shown.besides * shown.longest / (shown.pages_in + shown.looked).max(1.0);
+        let takes = |(&(memory, faults), &(_, pages)): (&(f64, f64), &(f64, f64))| {
+            (memory, faults * along(&each, memory) + pages * a_page)
+        };
+        let more = falling(faults.fewer.iter().zip(&misses.fewer).map(takes).collect());
         // Of a few reads nobody knows what one takes.
         let knows_fault = shown.pages_in + shown.looked >= MISSES_LEAST || other.is_some();
         let knows_less = knows_fault && (!misses.fewer.is_empty() || misses.lru[0].1 >= MISSES_LEAST);
-        Curve { shown, device, fault, alone, queued, misses, faults, each, knows_less }
+        Curve { shown, device, fault, alone, queued, misses, faults, more, knows_less }
     }
 
     /// The program's time if nothing leaves, seconds.
@@ -186,19 +192,16 @@ impl Curve {
         let busy = (misses + writes) / self.device.rate;
         let ideal = self.alone + faults * self.device.read * self.shown.longest;
         let steady = if memory < self.shown.whole { self.shown.steady * self.shown.longest } else { 0.0 };
-        let seconds = (self.alone + steady + self.waits(memory, misses, faults)).max(busy);
+        let seconds = (self.alone + steady + self.waits(memory, faults)).max(busy);
         Point { memory, measured, misses, misses_lru, faults, writes, seconds, ideal: ideal.min(seconds) }
     }
 
-    /// What so many misses and faults take of the time, seconds.
-    fn waits(&self, memory: u64, misses: f64, faults: f64) -> f64 {
-        if memory >= self.shown.limit || self.each.is_empty() {
+    /// What so many faults, and the misses that go with them, take of the time, seconds.
+    fn waits(&self, memory: u64, faults: f64) -> f64 {
+        if memory >= self.shown.limit || self.more.is_empty() {
             return faults * self.fault;
         }
-        let (run, run_misses) = (self.faults.at(self.shown.limit), self.misses.at(self.shown.limit));
-        // Rescues, and writes to pages that came for a read, are as many more as pages.
-        let besides = self.shown.besides * self.shown.longest / (self.shown.pages_in + self.shown.looked).max(1.0);
-        run * self.fault + (faults - run) * along(&self.each, memory as f64) + (misses - run_misses) * besides
+        self.faults.at(self.shown.limit) * self.fault + beyond(&self.more, memory as f64)
     }
 
     /// Whether anything is known of limits below the run's: how many more pages come back, or how steep the line begins, and what one takes.
@@ -250,7 +253,7 @@ impl Line {
             // The run's own limit is where the two lines meet.
             fewer.push((limit, 0.0));
         }
-        Line { hull: hull_of(&lru), lru, fewer, whole: shown.whole as f64 }
+        Line { hull: hull_of(&lru), lru, fewer: falling(fewer), whole: shown.whole as f64 }
     }
 
     /// How many there are with so much memory, of which a part of a loop stays.
@@ -328,6 +331,14 @@ fn along(line: &[(f64, f64)], memory: f64) -> f64 {
         (Some(before), None) => before.1,
         (None, _) => line[0].1,
     }
+}
+
+/// A line that falls as memory rises. What looks say of two amounts may be wrong by chance, and less memory is never better.
+fn falling(mut line: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    for n in (1..line.len()).rev() {
+        line[n - 1].1 = line[n - 1].1.max(line[n].1);
+    }
+    line
 }
 
 /// A line with straight pieces, at `memory`; before its beginning as steep as there.
@@ -443,6 +454,24 @@ mod tests {
         // On the line across the cliff at 1000 MiB.
         let more = curve.at(800 * MIB);
         assert!(near(more.faults, 0.8e6) && near(more.seconds, 76.0) && near(more.misses_lru, 2e6), "{more:?}");
+    }
+
+    #[test]
+    fn less_memory_is_never_told_to_be_faster() {
+        // By chance looks tell fewer faults of less memory, or faults that take less.
+        let less = |faults, each| Less { more: Returns { pages: 3e6, faults }, each };
+        let curves = [(2e6, 8e-6, 1.9e6, 8e-6), (2e6, 8e-6, 2.1e6, 4e-6)].map(|(one, slow, two, fast)| {
+            let fewer = vec![(125 * MIB, less(two, fast)), (250 * MIB, less(one, slow)), (375 * MIB, less(0.5e6, slow))];
+            Curve::of(Shown { fewer, ..shown(vec![(1000 * MIB, 1.0)]) }, None)
+        });
+        for curve in curves {
+            let points: Vec<Point> = (1..20).map(|n| curve.at(n * 50 * MIB)).collect();
+            for (less, more) in points.iter().zip(&points[1..]) {
+                let falls = less.misses >= more.misses && less.faults >= more.faults && less.seconds >= more.seconds;
+                assert!(falls && less.ideal >= more.ideal, "{less:?} {more:?}");
+            }
+            assert!(points[0].seconds > points[9].seconds);
+        }
     }
 
     #[test]
