@@ -267,14 +267,18 @@ impl Budget {
         }
     }
 
+    /// What `look` finds, and how many frames were withheld meanwhile: of pages that come into the space during the look they are.
+    fn while_withheld<R>(&self, look: impl FnOnce() -> R) -> (R, u64) {
+        let before = self.kept.withheld.load(Ordering::Acquire);
+        let found = look();
+        fence(Ordering::Acquire);
+        (found, before.max(self.kept.withheld.load(Ordering::Acquire)))
+    }
+
     /// As [`Budget::resident`], never too many: `None` if other threads have moved frames meanwhile. `given` is the number of `kept`.
     fn resident_exactly(&self, backend: &impl MemoryBudget, staged: u64, given: u64) -> Option<u64> {
-        let before = self.kept.withheld.load(Ordering::Acquire);
-        let frames = self.frames.look();
-        let kept = kept_by(backend);
-        // Pages that came into the space since the first look at what is withheld are among `taken`, and withheld by now.
-        fence(Ordering::Acquire);
-        let withheld = before.max(self.kept.withheld.load(Ordering::Acquire));
+        // Pages that came into the space meanwhile are among `taken`.
+        let ((frames, kept), withheld) = self.while_withheld(|| (self.frames.look(), kept_by(backend)));
         let quiet = frames.missing() == 0 && self.kept.given.load(Ordering::Acquire) == given;
         quiet.then(|| frames.taken.saturating_sub(withheld) + staged + kept)
     }
@@ -290,14 +294,11 @@ impl Budget {
     fn held(&self, backend: &impl MemoryBudget) -> u64 {
         // Frames that are withheld are as good as free: their pages are in stages, and what the space has got of them was not divided
         // yet. They must not look like a budget above the limit, which others would want back.
-        let before = self.kept.withheld.load(Ordering::Acquire);
-        let frames = self.frames.limit() + self.frames.debt();
-        // Last: where the space gives memory back, it is in one number at most.
-        let kept = kept_by(backend);
-        fence(Ordering::Acquire);
-        let withheld = before.max(self.kept.withheld.load(Ordering::Acquire));
+        // The space last: where it gives memory back, that is in one number at most.
+        let all = || self.frames.limit() + self.frames.debt() + self.sizes.stages + kept_by(backend);
+        let (all, withheld) = self.while_withheld(all);
         // A limit that was just lowered holds when it is divided.
-        self.limit().max((frames + self.sizes.stages + kept).saturating_sub(withheld))
+        self.limit().max(all.saturating_sub(withheld))
     }
 
     /// The most pages of the limit that ever were in RAM.

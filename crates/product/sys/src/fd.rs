@@ -124,6 +124,25 @@ impl core::fmt::Write for Path {
     }
 }
 
+/// Calls `found` for each name in a folder that is a number: of `/proc/PID/fd` the descriptors, of `/proc/PID/task` the threads.
+///
+/// # Errors
+/// What getdents64(2) answers.
+pub fn each_number_in(folder: &Fd, mut found: impl FnMut(u32)) -> Result<(), Errno> {
+    // As getdents64(2) wants them to lie.
+    let mut entries = [0u64; 256];
+    loop {
+        let args = [folder.arg(), entries.as_mut_ptr() as u64, size_of_val(&entries) as u64, 0, 0, 0];
+        // SAFETY: the kernel writes at most so many bytes into a buffer of ours.
+        let got = unsafe { raw::syscall_retry(nr::GETDENTS64, args) }? as usize;
+        if got == 0 {
+            return Ok(());
+        }
+        // SAFETY: as many bytes of the buffer as the kernel has written; any are valid.
+        each_number(unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), got) }, &mut found);
+    }
+}
+
 /// Calls `found` for each name among what getdents64(2) has given that is a number: of `/proc/PID/fd` the descriptors.
 pub fn each_number(mut entries: &[u8], mut found: impl FnMut(u32)) {
     // struct linux_dirent64: the length at byte 16, the name from byte 19 on.

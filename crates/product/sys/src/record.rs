@@ -5,9 +5,7 @@
 
 use crate::fd::{self, Fd};
 use crate::lease;
-use crate::raw::{self, Errno};
-
-const GETDENTS64: u64 = 217;
+use crate::raw::Errno;
 
 /// Whether this thread's descriptors have such locks on the file with this device and number ([`lease::About::id`]).
 ///
@@ -15,24 +13,13 @@ const GETDENTS64: u64 = 217;
 /// What opening and reading `/proc/thread-self` answers: then it is not known.
 pub fn has_locks(id: (u64, u64)) -> Result<bool, Errno> {
     let folder = fd::open(c"/proc/thread-self/fd", fd::O_RDONLY)?;
-    // As getdents64(2) wants them to lie.
-    let mut entries = [0u64; 256];
     let mut found = Ok(false);
-    loop {
-        let args = [folder.arg(), entries.as_mut_ptr() as u64, size_of_val(&entries) as u64, 0, 0, 0];
-        // SAFETY: the kernel writes at most so many bytes into a buffer of ours.
-        let got = unsafe { raw::syscall_retry(GETDENTS64, args) }? as usize;
-        if got == 0 || found != Ok(false) {
-            return found;
+    fd::each_number_in(&folder, |number| {
+        if found == Ok(false) && lease::about(number as i32).is_ok_and(|about| about.id == id) {
+            found = made_by(number);
         }
-        // SAFETY: as many bytes of the buffer as the kernel has written; any are valid.
-        let got = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), got) };
-        fd::each_number(got, |number| {
-            if found == Ok(false) && lease::about(number as i32).is_ok_and(|about| about.id == id) {
-                found = made_by(number);
-            }
-        });
-    }
+    })?;
+    found
 }
 
 /// Whether locks were made by this descriptor.
@@ -63,6 +50,7 @@ fn tells_of_a_lock(told: &Fd) -> Result<bool, Errno> {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::raw;
     use std::os::fd::AsRawFd;
 
     #[test]

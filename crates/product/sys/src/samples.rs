@@ -244,17 +244,9 @@ const O_DIRECTORY: u64 = 0o200_000;
 /// The threads of this process.
 fn threads() -> Result<Vec<u32>, Lack> {
     let folder = idle::open(THREADS, O_DIRECTORY, idle::PROC).map_err(Lack::File)?;
-    let (mut found, mut room) = (Vec::new(), [0u8; 2048]);
-    loop {
-        let args = [folder.arg(), room.as_mut_ptr() as u64, room.len() as u64, 0, 0, 0];
-        // SAFETY: the kernel writes at most as many bytes into a buffer that we hold exclusively.
-        let got =
-            unsafe { raw::syscall_result(nr::GETDENTS64, args) }.map_err(|why| Lack::File(idle::Lack::File(THREADS, why)))?;
-        match room.get(..got as usize) {
-            Some(entries) if got > 0 => fd::each_number(entries, |thread| found.push(thread)),
-            _ => return Ok(found),
-        }
-    }
+    let mut found = Vec::new();
+    fd::each_number_in(&folder, |thread| found.push(thread)).map_err(|why| Lack::File(idle::Lack::File(THREADS, why)))?;
+    Ok(found)
 }
 
 /// Whether it is a worker of io_uring's, which runs the kernel's code alone. (A thread of the program that is named like one is not sampled.)
