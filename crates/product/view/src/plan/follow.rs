@@ -29,7 +29,7 @@ use rustix::process::Pid;
 
 use super::asked::Asker;
 use super::cores::Cores;
-use super::signals::Signals;
+use super::signals::{Signals, cost};
 use super::watch::{KINDS, Watch, limit_for, room, staged};
 use crate::args::PlanArgs;
 
@@ -47,6 +47,8 @@ const FIRST_LIMIT: u64 = 256 << 20;
 const FAULTS_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
 /// A limit that follows the program is at least this.
 const LIMIT_MIN: u64 = 16 << 20;
+/// Seconds from a fault to its handler and back, where this command cannot see what a signal costs.
+const SIGNAL: f64 = 2e-6;
 /// Faults between two looks by which the cost of a fault without a read is judged, …
 const FAULTS_TO_JUDGE: u64 = 200;
 /// … and between what it is taken to be, seconds.
@@ -111,6 +113,8 @@ pub struct Run {
     pub whole: u64,
     /// Seconds of a fault without a read.
     pub cheapest: f64,
+    /// Seconds from a fault to its handler and back, which no counter has.
+    pub signal: f64,
     /// See [`Watch::longest`].
     pub longest: f64,
 }
@@ -266,6 +270,8 @@ struct Follower {
     footprint: u64,
     evictors: u64,
     cheapest: f64,
+    /// What a signal took at the beginning.
+    signal: Option<f64>,
     lost: u64,
     has_others: bool,
     /// What was away when it answered last, and the most that was since, bytes.
@@ -291,6 +297,7 @@ impl Follower {
             footprint: 0,
             evictors: 1,
             cheapest: CHEAPEST.1,
+            signal: cost(),
             lost: 0,
             has_others: false,
             away: (0, 0),
@@ -423,10 +430,12 @@ impl Follower {
         let longest = self.watch.longest();
         let limit = self.limit;
         let asked_at = if self.last_returned > 0 { self.last_returned as f64 / self.watch.returned() as f64 } else { 1.0 };
+        let signal = self.signal.zip(cost()).map_or(SIGNAL, |(begun, ended)| f64::midpoint(begun, ended));
         Run {
             name,
             status,
             seconds,
+            signal,
             heard: self.heard.then_some(self.watch),
             stats: self.last,
             asked_at,

@@ -84,13 +84,13 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
     let (fetches, pages_in) = (since(faults.fetch, |it| it.faults.fetch), since(stats.swap.pages_in, |it| it.swap.pages_in));
     let looked = (heard.looked_back as f64).min(pages_in);
     let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns;
-    let overhead = run.cheapest + SIGNAL;
+    let overhead = run.cheapest + run.signal;
     // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.
-    let all = (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL;
+    let all = (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * run.signal;
     let steady = (zero * (overhead - NATIVE)).clamp(0.0, all);
     let looks = heard.looked_rescued as f64 * overhead;
     let waited = (all - steady - looks).max(0.0);
-    let besides = heard.took().map_or(0.0, |took| (waited - fetches * (took + SIGNAL)).max(0.0));
+    let besides = heard.took().map_or(0.0, |took| (waited - fetches * (took + run.signal)).max(0.0));
     Some(curve::Shown {
         seconds: run.seconds,
         limit: run.limit,
@@ -108,15 +108,13 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
         waited,
         besides,
         steady,
-        signal: SIGNAL,
+        signal: run.signal,
         queued: run.queued / run.asked_at,
         overhead,
         longest: run.longest,
     })
 }
 
-/// Seconds from a fault to its handler and back, which no counter has: the kernel's delivery of a signal, and the return from it.
-const SIGNAL: f64 = 2e-6;
 /// Seconds of a first touch without Farshore.
 const NATIVE: f64 = 0.5e-6;
 
@@ -188,6 +186,7 @@ mod tests {
             grown: 0,
             whole,
             cheapest: 1e-6,
+            signal: 2e-6,
             longest: 1.0,
         }
     }

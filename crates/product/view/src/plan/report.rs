@@ -393,6 +393,7 @@ mod tests {
             grown: 0,
             whole: 0,
             cheapest: 1e-6,
+            signal: 2e-6,
             longest: 1.0,
         }
     }

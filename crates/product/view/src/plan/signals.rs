@@ -6,15 +6,19 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::Instant;
 
 use farshore_client::client::mask;
 use farshore_command::refusal::Refusal;
 use nix::libc::SI_KERNEL;
-use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+use nix::sys::signal::{SigHandler, SigSet, Signal, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// What would end this command.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+/// How many are raised to see what one costs.
+const RAISED: usize = 301;
 
 /// Signals that come for this command.
 #[derive(Debug)]
@@ -76,6 +80,29 @@ impl Signals {
     }
 }
 
+/// Seconds that the kernel takes now to raise a signal and to come back from its handler: the median of some hundred. `None`: the signal for it is blocked here.
+///
+/// A machine's speed changes, and machines differ by more than twice, so it is no constant. A fault takes as much beside its handler.
+pub fn cost() -> Option<f64> {
+    extern "C" fn nothing(_: i32) {}
+    if SigSet::thread_get_mask().ok()?.contains(Signal::SIGURG) {
+        return None;
+    }
+    // SAFETY: the handler does nothing. Nobody else here sets this signal's, and it is put back below; whoever sends it meanwhile sends what is ignored otherwise.
+    let before = unsafe { signal(Signal::SIGURG, SigHandler::Handler(nothing)) }.ok()?;
+    let mut took: Vec<_> = (0..RAISED)
+        .map(|_| {
+            let begun = Instant::now();
+            let _ = raise(Signal::SIGURG);
+            begun.elapsed()
+        })
+        .collect();
+    // SAFETY: what was there before.
+    let _ = unsafe { signal(Signal::SIGURG, before) };
+    took.sort_unstable();
+    Some(took[RAISED / 2].as_secs_f64())
+}
+
 impl Before {
     /// In the process that becomes the program. The standard library has set SIGPIPE to its default by now.
     fn restore(self) -> std::io::Result<()> {
@@ -86,5 +113,22 @@ impl Before {
             }
         }
         Ok(self.blocked.thread_set_mask()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_has_a_cost_and_is_as_before() {
+        assert!(cost().is_some_and(|seconds| (1e-8..1e-3).contains(&seconds)), "{:?}", cost());
+        let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
+        let caught = mask(&status, "SigCgt:").expect("it says which");
+        assert_eq!(caught >> (Signal::SIGURG as i32 - 1) & 1, 0, "{caught:x}");
+        let mut urgent = SigSet::empty();
+        urgent.add(Signal::SIGURG);
+        urgent.thread_block().expect("of this thread alone");
+        assert_eq!(cost(), None);
     }
 }
