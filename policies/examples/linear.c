@@ -9,7 +9,10 @@ int main(int argc, char **argv)
     if (argc != 2 || farshore_attach(&program, atoi(argv[1]))) return fprintf(stderr, "linear: %s\n", argc == 2 ? program.why : "usage: linear PID"), 1;
     int ahead = farshore_register(&program, "ahead", 8);
     farshore_want(&program, FARSHORE_FAULT);
-    while (farshore_next(&program, &event, -1)) farshore_ask(&program, FARSHORE_PREFETCH, event.address + 4096, (uint64_t)farshore_parameter(&program, ahead), 0);
+    while (farshore_next(&program, &event, -1)) {
+        int64_t pages = farshore_parameter(&program, ahead);
+        farshore_ask(&program, FARSHORE_PREFETCH, event.address + 4096, pages > 0 ? (uint64_t)pages : 1, 0);
+    }
     farshore_detach(&program);
     return 0;
 }

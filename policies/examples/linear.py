@@ -8,4 +8,4 @@ import farshore_policy
 with farshore_policy.attach(int(sys.argv[1])) as program:
     program.register("ahead", 8)
     for event in program.events("fault"):
-        program.prefetch(event.address + farshore_policy.PAGE, program["ahead"])
+        program.prefetch(event.address + farshore_policy.PAGE, max(program["ahead"], 1))

@@ -120,6 +120,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     if !now.policy.is_empty() {
         let _ = writeln!(text, "policy {}, prefetcher {}", plain(&now.policy), plain(&now.prefetcher));
     }
+    text += &attached(now);
     text.push('\n');
     let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");
     let _ = writeln!(text, "{:<22}{:>12}", "  limit", bytes(now.memory_limit_bytes));
@@ -244,6 +245,19 @@ fn in_ram(now: &Stats) -> String {
     })
 }
 
+/// The policies that are attached, if there are any.
+fn attached(now: &Stats) -> String {
+    let mut text = String::new();
+    for (number, it) in now.policies.iter().enumerate() {
+        let title = if number == 0 { "policies attached" } else { "" };
+        let parameters =
+            it.parameters.iter().fold(String::new(), |text, (name, value)| text + &format!("{}={value}, ", plain(name)));
+        let bad = if it.requests_bad == 0 { String::new() } else { format!(" ({} bad)", it.requests_bad) };
+        let _ = writeln!(text, "{title:<22}{parameters}{} requests{bad}, {} events lost", it.requests, it.events_lost);
+    }
+    text
+}
+
 /// How scans of policies have looked at pages, if there were any.
 fn scans(now: &Stats) -> String {
     let it = &now.scans;
@@ -302,7 +316,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Autopilot, Budget, Kinds, Pool, Scans, Space};
+    use farshore_config::stats::{Attached, Autopilot, Budget, Kinds, Pool, Scans, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -318,6 +332,13 @@ mod tests {
         before.swap.last_error = Some("reading slot 7 of the swap space failed\u{1b}: short transfer".into());
         assert!(table(&before, None).starts_with("sort (process 7), , up 1.0 s\n\nmemory"), "{}", table(&before, None));
         (before.policy, before.prefetcher) = ("fifo".into(), "none".into());
+        let mut attended = before.clone();
+        attended.policies = vec![Attached { requests: 5, parameters: [("ahead".into(), 8)].into(), ..Attached::default() }; 2];
+        let told = table(&attended, None);
+        assert!(
+            told.contains("\npolicies attached     ahead=8, 5 requests, 0 events lost\n                      ahead=8, 5 req"),
+            "{told}"
+        );
         let mut now = before.clone();
         now.uptime_ns += 2_000_000_000;
         now.faults.fetch += 500;

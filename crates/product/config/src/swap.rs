@@ -265,6 +265,9 @@ impl FromStr for SwapSpec {
         };
         match (kind, rest) {
             // The short name.
+            _ if value.starts_with("auto,") => {
+                Err(ConfigError::value("swap space", value, "'auto' finds its size itself; write auto, or ram:auto,size=SIZE"))
+            }
             ("auto", None) => Ok(SwapSpec::Ram { compress: Some(Compression::Auto), size: None }),
             ("dir", Some(path)) => Ok(SwapSpec::Dir(path_of(value, path)?)),
             ("dev", Some(rest)) => {
@@ -360,7 +363,12 @@ mod tests {
             let error = text.parse::<SwapSpec>().expect_err(text).to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("dir:PATH"), "{error}");
         }
-        for (text, part) in [("file:/x,size=lots", "\"lots\""), ("ram,size=", "empty"), ("delay:10", "no unit")] {
+        for (text, part) in [
+            ("file:/x,size=lots", "\"lots\""),
+            ("ram,size=", "empty"),
+            ("delay:10", "no unit"),
+            ("auto,size=4G", "ram:auto,size="),
+        ] {
             let error = text.parse::<SwapSpec>().expect_err(text).to_string();
             assert!(error.contains(part), "{error}");
         }

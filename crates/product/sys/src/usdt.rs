@@ -46,9 +46,10 @@ macro_rules! probe {
                 concat!(".asciz \"", $arguments, "\""),
                 "994: .balign 4",
                 ".popsection",
-                // The linker moves it as it moves code: by it a tool knows how far the addresses above have moved since.
+                // The linker moves it as it moves code: by it a tool knows how far the addresses above have moved since. It is marked as code, since perf takes
+                // the distance between an address and its place in the file from it, which is another one in data.
                 ".ifndef _.stapsdt.base",
-                ".pushsection .stapsdt.base,\"aGR\",\"progbits\",.stapsdt.base,comdat",
+                ".pushsection .stapsdt.base,\"axGR\",\"progbits\",.stapsdt.base,comdat",
                 ".weak _.stapsdt.base",
                 ".hidden _.stapsdt.base",
                 "_.stapsdt.base: .space 1",

@@ -491,7 +491,8 @@ pub fn stats(runtime: &Runtime) -> Option<stats::Autopilot> {
         target_ppm: u64::from(target),
         measured_ppm: board.measured.load(Ordering::Acquire),
         limit_bytes: super::limit(runtime),
-        least_bytes: bytes(&board.least),
+        // The least that was asked for, where the limit may be so large.
+        least_bytes: bytes(&board.least).min(board.most() * PAGE_SIZE as u64),
         most_bytes: board.most() * PAGE_SIZE as u64,
         lost_ns: board.lost.load(Ordering::Acquire),
         ran_ns: board.ran.load(Ordering::Acquire),

@@ -112,7 +112,13 @@ fn metric(leaf: Leaf) -> Metric {
     let grows = GROW.contains(&leaf.path.join("/").as_str());
     // What the form adds to the name of a counter is there already.
     parts.retain(|part| !(part.is_empty() || grows && part == "total"));
-    Metric { name: format!("farshore_{}", parts.join("_")), help: leaf.help, unit, grows, path: leaf.path }
+    let help = if unit == Some(Unit::Seconds) { in_seconds(&leaf.help) } else { leaf.help };
+    Metric { name: format!("farshore_{}", parts.join("_")), help, unit, grows, path: leaf.path }
+}
+
+/// A help whose unit is that of the metric: the schema says nanoseconds.
+fn in_seconds(help: &str) -> String {
+    help.replace(" in ns", " in seconds").replace(", ns", ", seconds").replace("nanoseconds", "seconds")
 }
 
 fn leaves() -> Vec<Leaf> {
@@ -206,6 +212,7 @@ mod tests {
         ] {
             assert_eq!((of(path).name.as_str(), of(path).unit), (name, unit), "{path}");
         }
+        assert_eq!(of("uptime_ns").help, "How long Farshore has been at work, in seconds.");
         assert_eq!(of("faults/rescue").help, "The page's bytes were still local.");
         assert_eq!(of("kinds/stack_bytes").help, "The main thread's stack, and others that grow.");
         let full: BTreeSet<String> = metrics.iter().map(|one| format!("{} {:?} {}", one.name, one.unit, one.grows)).collect();

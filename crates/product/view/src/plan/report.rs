@@ -350,6 +350,13 @@ fn advice(curve: &Curve, whole: u64, from: u64, (little, twice): (u64, Option<u6
     };
     let least = twice.unwrap_or(from);
     let first = format!("--memory {}: {}", size(little), slower(little));
+    if size(least) == size(little) && curve.slowdown(least) >= 2.0 {
+        return format!(
+            "Advice: --memory {}, with which everything fits; with less it is {} at once.",
+            size(whole),
+            slower(least)
+        );
+    }
     if least >= little || curve.slowdown(little) >= curve.slowdown(least) {
         return format!("Advice: {first}; with {} everything fits.", bytes(whole));
     }
