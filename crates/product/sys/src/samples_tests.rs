@@ -376,6 +376,11 @@ fn rings_are_bounded() {
     let mut pairs = Sampling::new(vec![Event { beside: Some([3, 0, 0]), ..FAULTS }; RINGS_MOST], 0);
     assert_eq!(pairs.list(|_| false), Ok(()));
     assert!(pairs.threads.iter().map(|sampled| sampled.rings.len()).sum::<usize>() <= RINGS_MOST);
+    // The kernel counts them with what io_uring and sends without copies lock: of that the program needs all but a little.
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let locked = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+    let locked = locked.split_whitespace().next().unwrap().parse().unwrap_or(u64::MAX);
+    assert!(rings as u64 * 2 * PAGE <= locked / 8, "{rings} rings of {locked} bytes that may be locked");
 }
 
 /// The thread that the test below samples.
@@ -469,6 +474,34 @@ fn a_forked_child_has_no_ring_and_harms_nothing() {
     assert!(vm::is_mapped(base));
     drop(ring);
     assert!(!vm::is_mapped(base));
+}
+
+/// Puts the calling thread in a filter: these calls have an error.
+fn forbid(calls: &[u64]) {
+    const PR_SET_SECCOMP: u64 = 22;
+    const PR_SET_NO_NEW_PRIVS: u64 = 38;
+    const FILTER: u64 = 2;
+    const EUCLEAN: u64 = 117;
+    // struct sock_filter: the number of the call is loaded, and compared with each; the last two words answer.
+    let error = 0x06 | (0x5_0000 | EUCLEAN) << 32;
+    let compared = calls.iter().zip((0..calls.len() as u64).rev()).map(|(call, left)| 0x15 | (left + 1) << 16 | call << 32);
+    let filter: Vec<u64> = [0x20].into_iter().chain(compared).chain([0x06 | 0x7fff_0000 << 32, error]).collect();
+    let program = [filter.len() as u64, filter.as_ptr().expose_provenance() as u64];
+    // SAFETY: the kernel reads what the thread has made just now.
+    unsafe {
+        raw::syscall_result(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]).unwrap();
+        raw::syscall_result(nr::PRCTL, [PR_SET_SECCOMP, FILTER, program.as_ptr().expose_provenance() as u64, 0, 0, 0]).unwrap();
+    }
+}
+
+#[test]
+fn who_is_in_a_filter_makes_no_call_that_it_may_stop() {
+    let _alone = alone();
+    let lack = std::thread::spawn(|| {
+        forbid(&[nr::GETDENTS64, nr::PERF_EVENT_OPEN]);
+        Samples::by(|| Ok(vec![FAULTS]), |_| false).mark(&mut [], 1)
+    });
+    assert_eq!(lack.join().unwrap(), Err(Lack::Filter));
 }
 
 #[test]
