@@ -66,7 +66,7 @@ const RLIMIT_NOFILE: u64 = 7;
 const RLIMIT_AS: u64 = 9;
 
 /// One of the soft limits of this process; none is the largest number.
-fn limit(which: u64) -> u64 {
+pub(crate) fn limit(which: u64) -> u64 {
     let mut limits = [u64::MAX; 2];
     // SAFETY: the kernel writes two numbers there.
     let _ = unsafe { syscall_result(nr::PRLIMIT64, [0, which, 0, limits.as_mut_ptr().expose_provenance() as u64, 0, 0]) };

@@ -14,7 +14,8 @@
 //!   as long as the scan will have one within the scan, as a rule.
 //! * **The kernel keeps the rate.** It is asked for a number of samples a second (`RATE`), and chooses the period itself: what an event counts differs between processors.
 //! * **A ring belongs to one thread**, since the kernel maps none that several threads fill. Threads are listed again and again; those of Farshore's own are left out, because an
-//!   evictor reads what it takes away. Rings are locked memory, of which a user has little: no more than `RINGS_MOST`, and what the kernel refuses is not sampled.
+//!   evictor reads what it takes away. Rings are locked memory, of which a user has little and the program may need what there is: no more than `RINGS_MOST` and a sixteenth of
+//!   what may be locked. What the kernel refuses is not sampled.
 //! * **No descriptor is kept.** The mapping alone keeps an event alive. So whoever unmaps the rings has ended all of it, on any thread. A forked child does not have the mappings.
 //! * **What the program does alone.** The kernel's own accesses are not sampled, so what is in a ring are addresses that the program has used itself. IBS can do that since
 //!   Linux 6.14, and is left alone before.
@@ -26,6 +27,7 @@
 
 use crate::clock;
 use crate::fd::{self, Fd};
+use crate::huge;
 use crate::idle;
 use crate::lock::Mutex;
 use crate::own::{self, Own};
@@ -53,6 +55,8 @@ const RATE: u64 = 1_000;
 const RATE_MOST: &CStr = c"/proc/sys/kernel/perf_event_max_sample_rate";
 /// Rings, at most, of two pages each: 1 MiB of locked memory.
 const RINGS_MOST: usize = 128;
+/// The part of `RLIMIT_MEMLOCK` that they take, at most. The kernel counts them, by user, with what io_uring and sends without copies keep in place, and refuses more of that.
+const LOCKED_PART: u64 = 16;
 /// Pages of a ring that have samples, behind the one that says where they begin. They hold 170, and are read each 20 ms while a policy is attached.
 const RING_PAGES: u64 = 1;
 /// Pages whose samples are remembered, 24 bytes each. Another page that falls into the same place takes it.
@@ -63,6 +67,7 @@ const LIST_SHARE: u64 = 200;
 /// Nothing is sampled any more when nobody has asked for so long, ns.
 const REST_NS: u64 = 2_000_000_000;
 const PAGE: u64 = 4096;
+const RLIMIT_MEMLOCK: u64 = 8;
 
 /// Why loads are not sampled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +80,8 @@ pub enum Lack {
     Refused(&'static str, Errno),
     /// A filter of system calls is there, or is about to be.
     Filter,
+    /// Hardly any memory may be locked.
+    Locked,
 }
 
 impl fmt::Display for Lack {
@@ -87,6 +94,7 @@ impl fmt::Display for Lack {
             }
             Lack::Refused(source, why) => write!(f, "samples of loads ({source}): {why}"),
             Lack::Filter => f.write_str("no samples of loads are taken of a process in a filter of system calls"),
+            Lack::Locked => f.write_str("samples of loads: less than 128 KiB may be locked (RLIMIT_MEMLOCK): `ulimit -l 8192`"),
         }
     }
 }
@@ -240,6 +248,12 @@ fn of_machine() -> Result<Vec<Event>, Lack> {
 }
 
 const O_DIRECTORY: u64 = 0o200_000;
+
+/// How many rings there may be, where so many bytes may be locked.
+fn rings_most(locked: u64) -> usize {
+    let rings = locked / LOCKED_PART / ((1 + RING_PAGES) * PAGE);
+    usize::try_from(rings).map_or(RINGS_MOST, |rings| rings.min(RINGS_MOST))
+}
 
 /// The threads of this process.
 fn threads() -> Result<Vec<u32>, Lack> {
@@ -423,7 +437,11 @@ impl Sampling {
         there.sort_unstable();
         self.threads.retain(|sampled| there.binary_search(&sampled.thread).is_ok() && !ours(sampled.thread));
         let mut rings: usize = self.threads.iter().map(|sampled| sampled.rings.len()).sum();
-        if rings >= RINGS_MOST {
+        let most = rings_most(huge::limit(RLIMIT_MEMLOCK));
+        if most == 0 {
+            return Err(Lack::Locked);
+        }
+        if rings >= most {
             return Ok(());
         }
         let mut known: Vec<u32> = self.threads.iter().map(|sampled| sampled.thread).collect();
@@ -440,7 +458,7 @@ impl Sampling {
         for thread in there.into_iter().filter(|thread| tgkill(raw::getpid(), *thread, 0).is_ok()) {
             let mut sampled = Sampled { thread, rings: Vec::new() };
             for event in &self.events {
-                if rings + 1 + usize::from(event.beside.is_some()) > RINGS_MOST {
+                if rings + 1 + usize::from(event.beside.is_some()) > most {
                     break;
                 }
                 match event.open(thread) {
@@ -454,7 +472,7 @@ impl Sampling {
                 }
             }
             self.threads.push(sampled);
-            if rings >= RINGS_MOST {
+            if rings >= most {
                 break;
             }
         }

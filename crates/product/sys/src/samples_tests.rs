@@ -240,6 +240,10 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Faults of a thread. `None`: it may not be, which is said.
 fn faults_of(thread: u32) -> Option<Ring> {
+    if rings_most(huge::limit(RLIMIT_MEMLOCK)) < 8 {
+        println!("skipped: {}", Lack::Locked);
+        return None;
+    }
     match FAULTS.open(thread) {
         Ok((ring, _)) => Some(ring),
         Err(why) => {
@@ -380,7 +384,13 @@ fn rings_are_bounded() {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let locked = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
     let locked = locked.split_whitespace().next().unwrap().parse().unwrap_or(u64::MAX);
-    assert!(rings as u64 * 2 * PAGE <= locked / 8, "{rings} rings of {locked} bytes that may be locked");
+    assert!(rings as u64 * 2 * PAGE <= locked / LOCKED_PART, "{rings} rings of {locked} bytes that may be locked");
+}
+
+#[test]
+fn rings_are_as_many_as_may_be_locked() {
+    let rings = [0, 65_536, 131_071, 131_072, 8 << 20, 16 << 20, 17 << 20, u64::MAX].map(rings_most);
+    assert_eq!(rings, [0, 0, 0, 1, 64, 128, 128, 128]);
 }
 
 /// The thread that the test below samples.
@@ -522,7 +532,7 @@ fn lacks_say_what_is_missing() {
             && says(Lack::Refused("PEBS", Errno::EACCES)).contains("CAP_PERFMON")
     );
     assert_eq!(says(Lack::Refused("IBS", Errno::EINVAL)), format!("samples of loads (IBS): {}", Errno::EINVAL));
-    assert!(says(Lack::Filter).contains("filter"));
+    assert!(says(Lack::Filter).contains("filter") && says(Lack::Locked).contains("RLIMIT_MEMLOCK"));
     // Whatever this machine has, it is said in a line.
     match try_out() {
         Ok(source) => assert!(["PEBS", "IBS"].contains(&source)),

@@ -9,7 +9,8 @@
 //! | `AS`, `DATA` | Farshore's tables are mapped already; where memory cannot be had, the call that wants it fails; staging memory is there from the start |
 //! | `NPROC` | before a limit so low that no thread could be made, Farshore makes its threads; where it does not see the limit, it tries again and again ([`crate::ground::own_threads`]) |
 //! | `SIGPENDING` | Farshore's signals need nothing of what they carry |
-//! | `MEMLOCK`, `STACK`, `CORE`, … | nothing of Farshore's depends on them while the program runs |
+//! | `MEMLOCK` | rings of samples are counted with what io_uring and sends without copies lock, so they take a sixteenth at most (`sys/src/samples.rs`) |
+//! | `STACK`, `CORE`, … | nothing of Farshore's depends on them while the program runs |
 
 use crate::ground::net::{net, pinned};
 use crate::ground::own_threads::rights;
