@@ -19,7 +19,8 @@
 //! * **No descriptor is kept.** The mapping alone keeps an event alive. So whoever unmaps the rings has ended all of it, on any thread. A forked child does not have the mappings.
 //! * **What the program does alone.** The kernel's own accesses are not sampled, so what is in a ring are addresses that the program has used itself. IBS can do that since
 //!   Linux 6.14, and is left alone before.
-//! * **Nobody who is in a filter of system calls is sampled**: a filter that nobody has seen, one that was there before, may end a process that calls `perf_event_open`.
+//! * **Nobody who is in a filter of system calls is sampled**: a filter that nobody has seen, one that was there before, may end a process that calls `perf_event_open`. So that is
+//!   asked first, of the calling thread, by calls that scans make anyway. Threads that get a filter later say so ([`Samples::give_up`]).
 //!
 //! A ring lies in memory that the program could write. So nothing is believed of it: lengths are checked, and the place is Farshore's own note.
 //!
@@ -450,9 +451,6 @@ impl Sampling {
         if there.is_empty() {
             return Ok(());
         }
-        if is_filtered()? {
-            return Err(Lack::Filter);
-        }
         let mut refused = None;
         // Where `/proc` is that of other numbers they are not those of our threads.
         for thread in there.into_iter().filter(|thread| tgkill(raw::getpid(), *thread, 0).is_ok()) {
@@ -528,6 +526,8 @@ impl Samples {
             let now_ns = clock::by_syscall();
             let mut sampling = match place.take() {
                 Some(sampling) => sampling,
+                // Before anything else: one that nobody has seen, of before an exec or a fork, may stop what comes now.
+                None if is_filtered()? => return Err(Lack::Filter),
                 None => Box::new(Sampling::new((self.choose)()?, now_ns)),
             };
             sampling.asked_ns = now_ns;
