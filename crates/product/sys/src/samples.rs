@@ -396,12 +396,13 @@ impl Sampling {
         ((page.0 ^ (page.0 / PLACES as u64) ^ (page.0 >> 27)) % PLACES as u64) as usize
     }
 
-    /// Reads all rings.
-    fn take(&mut self) {
+    /// Reads all rings. It is `now_ns`, by our clock.
+    fn take(&mut self, now_ns: u64) {
         let places = &mut self.places;
         let mut found = |ns: u64, addr: u64| {
-            // An operation that is neither load nor store has the address 0.
-            if addr < PAGE {
+            // An operation that is neither load nor store has the address 0. And what is still to come was told by another clock: in a namespace of time ours may be behind
+            // the kernel's, by which each sample would be later than each mark.
+            if addr < PAGE || ns > now_ns {
                 return;
             }
             let page = Page::containing(addr);
@@ -531,7 +532,7 @@ impl Samples {
                 None => Box::new(Sampling::new((self.choose)()?, now_ns)),
             };
             sampling.asked_ns = now_ns;
-            sampling.take();
+            sampling.take(now_ns);
             let listed = sampling.list(self.ours);
             if listed.is_ok() {
                 for watched in &mut *pages {
@@ -551,7 +552,7 @@ impl Samples {
         self.sampling.with(|place| {
             let Some(sampling) = place else { return };
             sampling.asked_ns = clock::by_syscall();
-            sampling.take();
+            sampling.take(sampling.asked_ns);
             for (watched, used) in pages.iter().zip(uses).filter(|(watched, _)| watched.mark & MARK != 0) {
                 if sampling.look_up(watched.page).is_some_and(|it| it.last_ns > watched.mark & !MARK) {
                     *used = Use::Used;
@@ -568,7 +569,7 @@ impl Samples {
         self.sampling.with(|place| {
             let now_ns = clock::by_syscall();
             match place {
-                Some(sampling) if now_ns.saturating_sub(sampling.asked_ns) < REST_NS => sampling.take(),
+                Some(sampling) if now_ns.saturating_sub(sampling.asked_ns) < REST_NS => sampling.take(now_ns),
                 _ => self.end(place),
             }
         });

@@ -455,6 +455,23 @@ fn a_page_with_samples_is_watched_and_no_page_is_told_as_unused() {
 }
 
 #[test]
+fn samples_of_another_clock_are_none() {
+    let _alone = alone();
+    const SECOND: u64 = 1_000_000_000;
+    ONLY.store(raw::gettid(), Ordering::Relaxed);
+    let Some(_) = faults_of(raw::gettid()) else { return };
+    let (mut sampling, scratch) = (Sampling::new(vec![FAULTS], 0), Scratch::new(1));
+    sampling.list(|thread| thread != ONLY.load(Ordering::Relaxed)).unwrap();
+    // As in a namespace of time whose clock is a second behind the kernel's.
+    for (behind_ns, is_known) in [(SECOND, false), (0, true)] {
+        scratch.clear();
+        scratch.touch(0);
+        sampling.take(clock::by_syscall() - behind_ns);
+        assert_eq!(sampling.look_up(scratch.page(0)).is_some(), is_known, "{behind_ns} ns behind");
+    }
+}
+
+#[test]
 fn a_forked_child_has_no_ring_and_harms_nothing() {
     let _alone = alone();
     const FORK: u64 = 57;
