@@ -18,6 +18,22 @@ def need_root(what):
         raise Unavailable(f"{what} needs root")
 
 
+# Fills memory, and forks when it is told to.
+FORKS = """
+import os, sys
+data = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
+print("filled", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if child == 0:
+    sys.stdin.readline()
+    os._exit(0)
+print("forked", flush=True)
+os.waitpid(child, 0)
+print("right" if all(data[:1 << 20] == data[n << 20:n + 1 << 20] for n in range(len(data) >> 20)) else "wrong", flush=True)
+"""
+
+
 class TestFamily(Command):
     def test_numbers_of_a_child(self):
         """A child can use each descriptor that it opens, with all numbers that there are."""
@@ -123,6 +139,25 @@ class TestFamily(Command):
                 expect(outcome.status == 0 and not outcome.stderr, f"{options}: status {outcome.status}: {outcome.stderr[-300:]}")
                 runs += 1
         return f"{runs} families"
+
+    def test_fork_below_a_lower_limit(self):
+        """A limit that was lowered just before the first fork holds for the family that begins with it, also while pages have yet to leave."""
+        argv = ["/usr/bin/python3", "-c", FORKS, "80"]
+        with self.running(self.farshore, "run", "--memory", "96M", "--no-follow", "--", *argv) as process:
+            expect(process.popen.stdout.readline() == b"filled\n", process.stderr_so_far()[-300:])
+            pid = process.popen.pid
+            self.stats(pid)
+            done = self.call("set", str(pid), "memory=16M")
+            process.popen.stdin.write(b"fork\n")
+            process.popen.stdin.flush()
+            expect(done.status == 0 and process.popen.stdout.readline() == b"forked\n", f"{done.err} {process.stderr_so_far()[-300:]}")
+            limit = self.stats(pid)["memory_limit_bytes"]
+            process.popen.stdin.write(b"end\n")
+            process.popen.stdin.flush()
+            expect(process.popen.stdout.readline() == b"right\n", process.stderr_so_far()[-300:])
+            outcome = process.finish()
+        expect(outcome.status == 0 and not outcome.stderr, f"status {outcome.status}: {outcome.stderr[-300:]}")
+        expect(limit == 16 << 20, f"the limit was set to 16 MiB, and is {limit} bytes since the fork")
 
     # ------------------------------------------------------------------------------------------ the socket
 

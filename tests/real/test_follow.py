@@ -23,6 +23,20 @@ TIMEOUT = 120
 MANAGED = "grep -q libfarshore.so /proc/self/maps && echo managed || echo native"
 
 
+# Installs a filter that ends a process for one call, and becomes another program.
+FILTERED = """
+import ctypes, os, struct, sys
+call, kill, allow = int(sys.argv[1]), 0x80000000, 0x7fff0000
+words = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, kill), (0x06, 0, 0, allow)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *word) for word in words))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(words), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0):
+    sys.exit("prctl")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 def same(natively, under, what):
     """Two texts that must be equal."""
     if natively != under:
@@ -151,6 +165,12 @@ class TestFollow(Command):
         config = self.script("far.toml", "follow = false\n")
         kind = self.under(["sh", "-c", MANAGED], ["--config", config])[1].strip()
         expect(kind == "native", f"follow = false: {kind}")
+
+    def test_filters(self):
+        """A program that is started in a filter ends no other way than natively: also if the filter ends it for a call that only Farshore's start makes."""
+        copy = [harness.need("dd", "coreutils"), "if=/dev/zero", "of=/dev/null", "bs=48M", "count=2", "status=none"]
+        for call, number in {"getdents64": 217, "readlink": 89, "fstatfs": 138, "perf_event_open": 298}.items():
+            self.compare(["/usr/bin/python3", "-c", FILTERED, str(number), *copy], f"a filter against {call}")
 
     def test_pipeline(self):
         """Each program of a shell's pipeline is one of its own: farshore stat knows it, and it has managed memory."""
