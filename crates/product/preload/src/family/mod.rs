@@ -294,7 +294,8 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     if is_there() {
         return Ok(());
     }
-    join(&runtime.options, || runtime.engine.budget())?;
+    // Not its budget: what a lowered limit has yet to get back would be the family's for good.
+    join(&runtime.options, || runtime.engine.memory_limit() / PAGE_SIZE as u64)?;
     take_part(runtime)
 }
 
