@@ -448,14 +448,10 @@ impl Sampling {
         }
         let mut known: Vec<u32> = self.threads.iter().map(|sampled| sampled.thread).collect();
         known.sort_unstable();
-        there.retain(|thread| known.binary_search(thread).is_err() && !ours(*thread) && !is_kernels(*thread));
-        if there.is_empty() {
-            return Ok(());
-        }
-        let mut refused = None;
+        there.retain(|thread| known.binary_search(thread).is_err() && !ours(*thread));
         // Where `/proc` is that of other numbers they are not those of our threads.
-        for thread in there.into_iter().filter(|thread| tgkill(raw::getpid(), *thread, 0).is_ok()) {
-            let mut sampled = Sampled { thread, rings: Vec::new() };
+        for thread in there.into_iter().filter(|thread| tgkill(raw::getpid(), *thread, 0).is_ok() && !is_kernels(*thread)) {
+            let (mut sampled, mut refused) = (Sampled { thread, rings: Vec::new() }, None);
             for event in &self.events {
                 if rings + 1 + usize::from(event.beside.is_some()) > most {
                     break;
@@ -471,14 +467,14 @@ impl Sampling {
                 }
             }
             self.threads.push(sampled);
-            if rings >= most {
-                break;
+            match refused {
+                // All others it refuses too, and there may be thousands.
+                Some(lack) if rings == 0 => return Err(lack),
+                _ if rings >= most => break,
+                _ => {}
             }
         }
-        match refused {
-            Some(lack) if rings == 0 => Err(lack),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     fn look_up(&self, page: Page) -> Option<&Place> {

@@ -388,6 +388,22 @@ fn rings_are_bounded() {
 }
 
 #[test]
+fn what_is_refused_of_one_thread_is_not_asked_of_all() {
+    let _alone = alone();
+    let Some(_) = faults_of(raw::gettid()) else { return };
+    let barrier = Barrier::new(5);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| barrier.wait())).collect();
+        let mut sampling = Sampling::new(vec![Event { device: u32::MAX, ..FAULTS }], 0);
+        let listed = sampling.list(|_| false);
+        barrier.wait();
+        workers.into_iter().for_each(|worker| _ = worker.join().unwrap());
+        assert!(matches!(listed, Err(Lack::Refused("faults", _))), "{listed:?}");
+        assert_eq!(sampling.threads.len(), 1, "each is asked of, once a second while a policy scans");
+    });
+}
+
+#[test]
 fn rings_are_as_many_as_may_be_locked() {
     let rings = [0, 65_536, 131_071, 131_072, 8 << 20, 16 << 20, 17 << 20, u64::MAX].map(rings_most);
     assert_eq!(rings, [0, 0, 0, 1, 64, 128, 128, 128]);
