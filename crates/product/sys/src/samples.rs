@@ -440,6 +440,11 @@ impl Sampling {
         self.threads.retain(|sampled| there.binary_search(&sampled.thread).is_ok() && !ours(sampled.thread));
         let mut rings: usize = self.threads.iter().map(|sampled| sampled.rings.len()).sum();
         let most = rings_most(huge::limit(RLIMIT_MEMLOCK));
+        if rings > most {
+            // The limit was lowered.
+            self.threads.clear();
+            rings = 0;
+        }
         if most == 0 {
             return Err(Lack::Locked);
         }

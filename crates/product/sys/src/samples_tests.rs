@@ -387,6 +387,34 @@ fn rings_are_bounded() {
     assert!(rings as u64 * 2 * PAGE <= locked / LOCKED_PART, "{rings} rings of {locked} bytes that may be locked");
 }
 
+/// Sets how much may be locked, as far as that is allowed. Returns how much it was.
+fn allow_to_lock(bytes: u64) -> u64 {
+    let (mut old, at) = ([0u64; 2], |limits: &mut [u64; 2]| limits.as_mut_ptr().expose_provenance() as u64);
+    // SAFETY: the kernel writes two numbers.
+    unsafe { raw::syscall_result(nr::PRLIMIT64, [0, RLIMIT_MEMLOCK, 0, at(&mut old), 0, 0]) }.unwrap();
+    let mut new = [bytes.min(old[1]), old[1]];
+    // SAFETY: the kernel reads two numbers.
+    unsafe { raw::syscall_result(nr::PRLIMIT64, [0, RLIMIT_MEMLOCK, at(&mut new), 0, 0, 0]) }.unwrap();
+    old[0]
+}
+
+#[test]
+fn rings_go_when_less_may_be_locked() {
+    let _alone = alone();
+    let Some(_) = faults_of(raw::gettid()) else { return };
+    let mut sampling = Sampling::new(vec![FAULTS; 4], 0);
+    let mut rings = |locked: u64| {
+        let before = allow_to_lock(locked);
+        sampling.list_again_ns = 0;
+        let listed = sampling.list(|thread| thread != raw::gettid());
+        allow_to_lock(before);
+        (listed, sampling.threads.iter().map(|sampled| sampled.rings.len()).sum::<usize>())
+    };
+    assert_eq!(rings(u64::MAX), (Ok(()), 4));
+    assert_eq!(rings(3 * LOCKED_PART * 2 * PAGE), (Ok(()), 3), "three of four");
+    assert_eq!(rings(65_536), (Err(Lack::Locked), 0));
+}
+
 #[test]
 fn what_is_refused_of_one_thread_is_not_asked_of_all() {
     let _alone = alone();

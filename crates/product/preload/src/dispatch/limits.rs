@@ -14,7 +14,7 @@
 
 use crate::ground::net::{net, pinned};
 use crate::ground::own_threads::rights;
-use crate::ground::runtime::runtime;
+use crate::ground::runtime::{runtime, uninterrupted};
 use crate::ground::thread;
 use farshore_backend::file::lengthen;
 use farshore_net::buffers::{self, Args};
@@ -42,6 +42,14 @@ pub fn set(number: u64, args: &Args) -> i64 {
     }
     if resource as u32 == libc::RLIMIT_NPROC && new != 0 {
         return set_processes(number, args, new);
+    }
+    if resource as u32 == libc::RLIMIT_MEMLOCK && new != 0 {
+        let answer = pinned(number, args);
+        if let Some(runtime) = runtime().filter(|_| !thread::is_guest()) {
+            // What they may have went by the limit before. They come again by this one.
+            uninterrupted(|| runtime.engine.kernel.samples().rest());
+        }
+        return answer;
     }
     pinned(number, args)
 }
