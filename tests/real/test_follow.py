@@ -23,7 +23,7 @@ TIMEOUT = 120
 MANAGED = "grep -q libfarshore.so /proc/self/maps && echo managed || echo native"
 
 
-# Installs a filter that ends a process for one call, and becomes another program.
+# Installs a filter that ends a process for one call, and becomes another program; or forks.
 FILTERED = """
 import ctypes, os, struct, sys
 call, kill, allow = int(sys.argv[1]), 0x80000000, 0x7fff0000
@@ -33,7 +33,18 @@ program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(words), ctypes
 libc = ctypes.CDLL(None)
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0):
     sys.exit("prctl")
-os.execv(sys.argv[2], sys.argv[2:])
+if len(sys.argv) > 2:
+    os.execv(sys.argv[2], sys.argv[2:])
+try:
+    child = os.fork()
+except BlockingIOError:
+    # As Farshore documents it.
+    print("forked 0", flush=True)
+    os._exit(0)
+if child == 0:
+    os._exit(0)
+print("forked", os.waitpid(child, 0)[1], flush=True)
+os._exit(0)
 """
 
 
@@ -167,10 +178,16 @@ class TestFollow(Command):
         expect(kind == "native", f"follow = false: {kind}")
 
     def test_filters(self):
-        """A program that is started in a filter ends no other way than natively: also if the filter ends it for a call that only Farshore's start makes."""
+        """A program that is started in a filter ends no other way than natively, nor does one that forks: also if the filter ends it for a call that only Farshore makes then."""
         copy = [harness.need("dd", "coreutils"), "if=/dev/zero", "of=/dev/null", "bs=48M", "count=2", "status=none"]
-        for call, number in {"getdents64": 217, "readlink": 89, "fstatfs": 138, "perf_event_open": 298}.items():
+        started = {"lseek": 8, "readlink": 89, "getresuid": 118, "fstatfs": 138, "getdents64": 217, "ppoll": 271, "perf_event_open": 298, "statx": 332}
+        for call, number in started.items():
             self.compare(["/usr/bin/python3", "-c", FILTERED, str(number), *copy], f"a filter against {call}")
+        for call, number in {"open": 2, "close": 3, "dup": 32, "geteuid": 107, "openat": 257, "statx": 332}.items():
+            argv = ["/usr/bin/python3", "-c", "data = bytearray(40 << 20)\n" + FILTERED, str(number)]
+            natively, under = self.ran(argv), self.under(argv)
+            expect(natively[:2] == under[:2] == (0, "forked 0\n"), f"a fork in a filter against {call}: {natively}, under farshore {under}")
+            expect(not under[2] or "it cannot fork" in under[2], f"a fork in a filter against {call}: {under[2]}")
 
     def test_pipeline(self):
         """Each program of a shell's pipeline is one of its own: farshore stat knows it, and it has managed memory."""

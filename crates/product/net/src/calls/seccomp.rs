@@ -90,6 +90,11 @@ pub fn first_stopped(filter: &[Instruction], calls: &[&'static [Own]]) -> Option
     calls.iter().copied().flatten().find(|call| !bpf::always_allows(filter, call.nr, &call.args))
 }
 
+/// Of these calls of ours, which may fail, the first for which a filter may end the thread or trap it.
+pub fn first_ended(filter: &[Instruction], calls: &[&'static [Own]]) -> Option<&'static Own> {
+    calls.iter().copied().flatten().find(|call| !bpf::always_returns(filter, call.nr, &call.args))
+}
+
 /// The program's filter, in memory of ours; `None` if it cannot be read. One of a length that the kernel refuses is empty.
 fn copy_filter(mem: &impl Memory, addr: u64) -> Option<Vec<Instruction>> {
     let header = buffers::read_once::<[u64; 2]>(mem, addr);

@@ -12,7 +12,7 @@
 //! * A filter that stops what the control thread does is installed, and there is no control thread from then on: `farshore stat`
 //!   gets no answer.
 //! * A filter that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this
-//!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
+//!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore. Calls that may fail there count if the filter ends a thread for them.
 //! * A filter that stops what an attachment of a policy needs is installed, and policies are gone from then on.
 //! * A filter that stops the calls that bring huge pages in is installed, and pages are small from then on.
 //! * A filter that stops the calls that see which pages are used is installed, and scans take pages away from then on. Samples of loads end with any filter.
@@ -30,7 +30,9 @@ use crate::ground::{count, files, report, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_config::SwapSpec;
 use farshore_net::buffers::{Memory as _, errno};
-use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
+use farshore_net::calls::seccomp::{
+    FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_ended, first_stopped, own, own::Own,
+};
 
 /// A filter of this process stops what a forked child needs of Farshore.
 static NO_FORKS: AtomicBool = AtomicBool::new(false);
@@ -180,11 +182,16 @@ fn note_what_it_stops(filter: &[Instruction]) {
             None => policies::refuse(),
         }
     }
-    if first_stopped(filter, &[own::THREADS, own::FORKS]).is_some() {
-        NO_FORKS.store(true, Ordering::Relaxed);
+    let stops_forks = first_stopped(filter, &[own::THREADS, own::FORKS]).is_some();
+    if stops_forks {
         rights::stop_new_threads();
     }
-    if first_stopped(filter, &[own::THREADS, own::FORKS, own::STARTS]).is_some() {
+    if stops_forks || first_ended(filter, &[own::FORKS_TRIED]).is_some() {
+        NO_FORKS.store(true, Ordering::Relaxed);
+    }
+    // A program that is started knows of no filter, and does whatever it can.
+    let tried = [own::STARTS_TRIED, own::FORKS_TRIED, own::CONTROL, own::POLICIES, own::WATCHES, own::HUGE_PAGES];
+    if stops_forks || first_stopped(filter, &[own::STARTS]).is_some() || first_ended(filter, &tried).is_some() {
         NO_STARTS.store(true, Ordering::Relaxed);
     }
 }

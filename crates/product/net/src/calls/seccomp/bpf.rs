@@ -28,6 +28,7 @@ const STEPS_MAX: usize = 200_000;
 
 const RET_ALLOW: u32 = 0x7fff_0000;
 const RET_LOG: u32 = 0x7ffc_0000;
+const RET_ERRNO: u32 = 0x0005_0000;
 const RET_ACTION: u32 = 0xffff_0000;
 
 // Codes of instructions: class, size and mode or operation and source.
@@ -97,6 +98,15 @@ enum Next {
 
 /// Whether a valid program lets every call with this number and these arguments pass (`None`: any), logged or not.
 pub(super) fn always_allows(program: &[Instruction], nr: u32, args: &[Option<u64>; 6]) -> bool {
+    always(program, nr, args, &|verdict| matches!(verdict & RET_ACTION, RET_ALLOW | RET_LOG))
+}
+
+/// Whether each such call passes or has an error, so that the thread goes on.
+pub(super) fn always_returns(program: &[Instruction], nr: u32, args: &[Option<u64>; 6]) -> bool {
+    always(program, nr, args, &|verdict| matches!(verdict & RET_ACTION, RET_ALLOW | RET_LOG | RET_ERRNO))
+}
+
+fn always(program: &[Instruction], nr: u32, args: &[Option<u64>; 6], is_fine: &dyn Fn(u32) -> bool) -> bool {
     // The memory is zero at first; the kernel makes sure that nothing is read that was not written.
     let mut ways = vec![State { at: 0, a: Some(0), x: Some(0), memory: [Some(0); MEMORY] }];
     for _ in 0..STEPS_MAX {
@@ -105,7 +115,7 @@ pub(super) fn always_allows(program: &[Instruction], nr: u32, args: &[Option<u64
         match step(state, instruction, nr, args) {
             Next::Go(state) => ways.push(state),
             Next::Either(one, other) => ways.extend([one, other]),
-            Next::Return(Some(verdict)) if matches!(verdict & RET_ACTION, RET_ALLOW | RET_LOG) => {}
+            Next::Return(Some(verdict)) if is_fine(verdict) => {}
             Next::Return(_) => return false,
         }
     }

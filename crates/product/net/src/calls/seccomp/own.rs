@@ -201,6 +201,16 @@ pub const FORKS: &[Own] = &[
     call(149, "mlock", FORKING),
 ];
 
+/// The same; with an error of these it goes on.
+pub const FORKS_TRIED: &[Own] = &[
+    call(2, "open", FORKING),
+    call(3, "close", FORKING),
+    call(32, "dup", FORKING),
+    call(107, "geteuid", FORKING),
+    call(257, "openat", FORKING),
+    call(332, "statx", FORKING),
+];
+
 const STARTING: &str = "start under Farshore";
 
 /// At the start of a program, by the dynamic linker and ours, besides.
@@ -230,3 +240,7 @@ pub const STARTS: &[Own] = &[
     call(319, "memfd_create", STARTING),
     call(334, "rseq", STARTING),
 ];
+
+/// The same; with an error of these it goes on.
+pub const STARTS_TRIED: &[Own] =
+    &[call(8, "lseek", STARTING), call(118, "getresuid", STARTING), call(217, "getdents64", STARTING)];

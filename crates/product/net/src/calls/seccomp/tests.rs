@@ -41,6 +41,18 @@ fn logging_is_allowing_and_everything_else_is_not() {
 }
 
 #[test]
+fn an_error_ends_nobody() {
+    for (verdict, ends) in
+        [(ALLOW, false), (LOG, false), (ERRNO, false), (KILL, true), (0, true), (0x0003_0000, true), (0x7fc0_0000, true)]
+    {
+        let filter = [load(0), is(217, 0, 1), give(verdict), give(ALLOW)];
+        let ended =
+            [own::STARTS_TRIED, own::FORKS_TRIED].map(|calls| super::first_ended(&filter, &[calls]).map(|call| call.name));
+        assert_eq!(ended, [ends.then_some("getdents64"), None], "{verdict:#x}");
+    }
+}
+
+#[test]
 fn each_of_our_calls_is_looked_at() {
     for call in own::ALWAYS {
         let filter = [load(0), is(call.nr, 0, 1), give(ERRNO), give(ALLOW)];
