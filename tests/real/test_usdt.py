@@ -70,6 +70,15 @@ class TestUsdt(Command):
                 file.seek(self.in_file(semaphore))
                 expect(file.read(2) == b"\0\0", "a semaphore is raised in the file")
 
+    def test_place_as_perf_finds_it(self):
+        """perf takes the place in the file from the section that the notes' base is in: its distance to addresses must be that of the code."""
+        text = subprocess.run([harness.need("readelf", "binutils"), "-SW", self.library()], capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+        found = re.search(r"\.stapsdt\.base\s+PROGBITS\s+(\w+) (\w+)", text)
+        expect(found is not None, text)
+        address, offset = (int(word, 16) for word in found.groups())
+        for name, place, _, _ in self.notes():
+            expect(place - address + offset == self.in_file(place), f"{name}: perf takes {place - address + offset:#x} for {self.in_file(place):#x}")
+
     @contextlib.contextmanager
     def uprobes(self):
         """Probes of the kernel at all of ours. Gives a function that says how often each was hit."""
