@@ -168,7 +168,14 @@ struct Rig<B: Backend> {
 
 impl<B: Backend> Rig<B> {
     fn new(backend: B, pages: u64, evictors: usize) -> Rig<B> {
-        let shape = Shape { memory: 4 << 20, evictors, cores: 2, nodes: Nodes::ONE, wanted: Default::default() };
+        let shape = Shape {
+            memory: 4 << 20,
+            evictors,
+            cores: 2,
+            nodes: Nodes::ONE,
+            wanted: Default::default(),
+            ablated: Default::default(),
+        };
         let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
         let tables = Tables::new(pages as usize);
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);

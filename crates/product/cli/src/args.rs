@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
-use farshore_config::{Budget, FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
+use farshore_config::{Ablate, Budget, FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
 use crate::others::{BENCH, MANAGE, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP, VM};
 
@@ -193,6 +193,21 @@ pub struct RunArgs {
     /// 15 while the program runs unithreads]
     #[arg(long, value_name = "N|auto")]
     pub free: Option<OrAuto>,
+
+    /// For experiments and nothing else: leave out parts of Farshore, to see what each of them gives
+    ///
+    /// LIST is one or more, with commas between them, of
+    ///   pipeline    an evictor has one batch at a time, and not three;
+    ///   caches      faults take each frame from what all cores share;
+    ///   rescue      a page that is leaving does not come back from its stage: the fault waits for the write, and reads;
+    ///   delegation  a core without slots takes another core's, with its lock, and does not ask it;
+    ///   write-runs  each page is a write of its own, of 4 KiB;
+    ///   partitions  all cores have one list of granules, and extents in common;
+    ///   prefetch    as --prefetch none;
+    ///   batch=N     batches of N pages, 1 to 512.
+    /// The program runs as well as without, and slower. farshore stat says what is left out.
+    #[arg(long, value_name = "LIST", verbatim_doc_comment)]
+    pub ablate: Option<Ablate>,
 
     /// Write the counters as JSON to FILE when the program ends (- for stderr)
     ///

@@ -62,6 +62,7 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         batch: arguments.batch,
         writes: arguments.writes,
         free: arguments.free,
+        ablate: arguments.ablate,
         stats: arguments.stats,
         threshold: arguments.threshold,
         io_timeout: arguments.io_timeout,

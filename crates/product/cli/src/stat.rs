@@ -120,6 +120,9 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     if !now.policy.is_empty() {
         let _ = writeln!(text, "policy {}, prefetcher {}", plain(&now.policy), plain(&now.prefetcher));
     }
+    if !now.ablated.is_empty() {
+        let _ = writeln!(text, "an experiment without {} (--ablate): its figures are not Farshore's", plain(&now.ablated));
+    }
     text += &attached(now);
     text.push('\n');
     let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");

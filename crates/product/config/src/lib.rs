@@ -19,6 +19,7 @@
 //! program is asked for them, and given other settings. [`pace`] holds the numbers by which evictors work.
 #![forbid(unsafe_code)]
 
+mod ablate;
 pub mod advice;
 mod budget;
 pub mod control;
@@ -35,6 +36,7 @@ mod swap;
 mod text;
 mod time;
 
+pub use ablate::Ablate;
 pub use budget::{BUDGET_NAME_MAX, Budget, Seat};
 pub use error::ConfigError;
 pub use named::Named;

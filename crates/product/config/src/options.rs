@@ -1,5 +1,6 @@
 //! The options of a run, their layers and their limits.
 
+use crate::ablate::Ablate;
 use crate::budget::{Budget, Seat};
 use crate::error::{ConfigError, one_line};
 use crate::named::Named;
@@ -10,7 +11,7 @@ use crate::swap::{SwapSpec, with_default};
 use crate::text::serde_as_text;
 use crate::time::Time;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::batch_pages_most;
+use farshore_core::limits::{batch_pages_most, batch_pages_room};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,9 @@ pub const IO_TIMEOUT_MIN: Time = Time(100_000_000);
 /// Policies that are built, each with its parameters. The first is the default.
 pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
 /// Prefetchers that are built, each with its parameters. The first is the default.
-pub const PREFETCHERS: &[(&str, &[&str])] = &[("sequential", &[]), ("stride", &[]), ("majority", &[]), ("none", &[])];
+pub const PREFETCHERS: &[(&str, &[&str])] = &[("sequential", &[]), ("stride", &[]), ("majority", &[]), (NO_PREFETCHER, &[])];
+/// The one that fetches nothing.
+const NO_PREFETCHER: &str = "none";
 
 /// How a fault is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -162,6 +165,8 @@ pub struct Options {
     pub writes: Option<u32>,
     /// Percent of the memory limit that evictors keep free; `None`: two batches, or more where unithreads run.
     pub free: Option<u32>,
+    /// What an experiment leaves out.
+    pub ablate: Ablate,
     /// Where the counters go at the end.
     pub stats: Option<StatsTarget>,
     /// The smallest mapping that is managed.
@@ -218,6 +223,7 @@ impl Options {
             batch: None,
             writes: None,
             free: None,
+            ablate: Ablate::default(),
             stats: None,
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
@@ -321,8 +327,29 @@ impl Options {
         if self.require && !self.follow {
             return Err(ConfigError::value("--require", "true", "no program is followed (--no-follow): leave one of them out"));
         }
+        self.check_ablate()?;
         self.policy.check("policy", POLICIES)?;
         self.prefetch.check("prefetcher", PREFETCHERS)
+    }
+
+    fn check_ablate(&self) -> Result<(), ConfigError> {
+        let wrong = |why: String| Err(ConfigError::value("--ablate", &self.ablate.to_string(), why));
+        if self.ablate.0.prefetch && self.prefetch.name != NO_PREFETCHER {
+            return wrong(format!("prefetch is left out, and --prefetch {} asks for it: leave one of them out", self.prefetch));
+        }
+        let Some(batch) = self.ablate.0.batch else { return Ok(()) };
+        if self.batch.is_some() {
+            return wrong("--batch says how many pages a batch has, too: leave one of them out".into());
+        }
+        let evictors = self.evictors.unwrap_or(1);
+        let most = batch_pages_room(self.memory_at_start().bytes(), evictors as usize);
+        if u64::from(batch) > most {
+            let memory = self.memory_at_start();
+            return wrong(format!(
+                "with --memory {memory} and {evictors} evictors there is room for batches of at most {most} pages"
+            ));
+        }
+        Ok(())
     }
 
     fn check_pace(&self) -> Result<(), ConfigError> {
@@ -404,6 +431,8 @@ pub struct Partial {
     pub writes: Option<OrAuto>,
     /// See [`Options::free`].
     pub free: Option<OrAuto>,
+    /// See [`Options::ablate`].
+    pub ablate: Option<Ablate>,
     /// See [`Options::stats`].
     pub stats: Option<StatsTarget>,
     /// See [`Options::threshold`].
@@ -500,6 +529,7 @@ impl Partial {
             batch: over.batch.or(self.batch),
             writes: over.writes.or(self.writes),
             free: over.free.or(self.free),
+            ablate: over.ablate.or(self.ablate),
             stats: over.stats.or(self.stats),
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
@@ -555,7 +585,9 @@ impl Partial {
         options.swap = with_default(self.swap)?;
         options.fault = self.fault.unwrap_or(options.fault);
         options.policy = self.policy.unwrap_or(options.policy);
-        options.prefetch = self.prefetch.unwrap_or(options.prefetch);
+        options.ablate = self.ablate.unwrap_or_default();
+        let unasked = if options.ablate.0.prefetch { Named::new(NO_PREFETCHER) } else { options.prefetch };
+        options.prefetch = self.prefetch.unwrap_or(unasked);
         let number = |given: Option<OrAuto>| given.and_then(|OrAuto(number)| number);
         (options.evictors, options.batch, options.writes) = (number(self.evictors), number(self.batch), number(self.writes));
         options.free = number(self.free);
@@ -609,7 +641,7 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nfree = 15\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\nfiles = true\n";
+                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nfree = 15\nablate = \"rescue,caches\"\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\nfiles = true\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
@@ -619,6 +651,17 @@ mod tests {
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
         assert_eq!(options.threshold, Size::mib(1));
+    }
+
+    #[test]
+    fn without_prefetching_there_is_no_prefetcher() {
+        let options = toml("memory = \"64M\"\nablate = \"prefetch,batch=2\"\n").unwrap().finish().unwrap();
+        assert_eq!((options.prefetch.name.as_str(), options.batch), ("none", None));
+        assert_eq!(Options::from_json(&options.to_json()), Ok(options));
+        // The command line has its own list, and not both.
+        let file = toml("memory = \"64M\"\nablate = \"prefetch\"\n").unwrap();
+        let both = file.merge(Partial { ablate: Some("caches".parse().unwrap()), ..Partial::default() }).finish().unwrap();
+        assert_eq!((both.ablate.to_string().as_str(), both.prefetch.name.as_str()), ("caches", "sequential"));
     }
 
     #[test]
@@ -707,6 +750,12 @@ mod tests {
         assert!(refused(|o| o.batch = Some(7)).contains("8 to 256"));
         assert!(refused(|o| o.writes = Some(5)).contains("1 to 4"));
         assert!(refused(|o| (o.memory, o.evictors, o.batch) = (Size::mib(4), Some(4), Some(65))).contains("at most 64"));
+        fn ablated(text: &str) -> Ablate {
+            text.parse().unwrap()
+        }
+        assert!(refused(|o| (o.ablate, o.memory) = (ablated("batch=512"), Size::mib(8))).contains("at most 292"));
+        assert!(refused(|o| (o.ablate, o.batch) = (ablated("batch=1"), Some(64))).contains("--batch"));
+        assert!(refused(|o| o.ablate = ablated("prefetch")).contains("--prefetch sequential"));
         assert!(refused(|o| o.threshold = Size(1)).contains("4K"));
         assert!(refused(|o| o.policy = Named::new("lru")).contains("second-chance, fifo"));
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));

@@ -31,6 +31,8 @@ pub struct Stats {
     pub policy: String,
     /// The built-in prefetcher in force.
     pub prefetcher: String,
+    /// What an experiment leaves out of Farshore (`--ablate`): figures of such a run are not Farshore's. Empty: nothing.
+    pub ablated: String,
     /// How long Farshore has been at work, in ns.
     pub uptime_ns: u64,
     /// The memory limit now.
@@ -276,6 +278,10 @@ pub struct Evictors {
     pub writes_in_flight: u64,
     /// The most writes that they ever had.
     pub writes_in_flight_peak: u64,
+    /// The most batches that one of them ever had under way: selected, and not yet written.
+    pub batches_in_flight_peak: u64,
+    /// Lists of granules that they take pages from, one a core.
+    pub lists: u64,
     /// Free frames at which they start …
     pub low_pages: u64,
     /// … and stop.
@@ -297,6 +303,8 @@ pub struct Swap {
     pub pages_in: u64,
     /// Pages written.
     pub pages_out: u64,
+    /// Writes in which they were.
+    pub writes: u64,
     /// Bytes read.
     pub bytes_in: u64,
     /// Bytes written.
@@ -446,6 +454,7 @@ impl Default for Stats {
             fault_mode: String::new(),
             policy: String::new(),
             prefetcher: String::new(),
+            ablated: String::new(),
             uptime_ns: 0,
             memory_limit_bytes: 0,
             managed_bytes: 0,
@@ -530,7 +539,8 @@ mod tests {
             fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken \
             evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed evictors/batch_pages_most \
             evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak evictors/low_pages \
-            evictors/high_pages evictors/changes evictors/frame_waits evictors/frame_wait_ns prefetch/threads";
+            evictors/high_pages evictors/changes evictors/frame_waits evictors/frame_wait_ns prefetch/threads ablated \
+            evictors/batches_in_flight_peak evictors/lists swap/writes";
         for name in names.split_whitespace() {
             assert!(json.pointer(&format!("/{name}")).is_some(), "{name}");
         }

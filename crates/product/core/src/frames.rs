@@ -34,6 +34,8 @@ pub struct Frames {
     reserve: Padded<AtomicU64>,
     shared: Padded<AtomicU64>,
     handed_out_peak: Padded<AtomicU64>,
+    /// Frames that move at once to a core's cache; 1: caches stay empty.
+    batch: u32,
     cores: Box<[Padded<Core>]>,
 }
 
@@ -100,8 +102,15 @@ impl Frames {
             reserve: Padded(AtomicU64::new(limit)),
             shared: Padded(AtomicU64::new(0)),
             handed_out_peak: Padded(AtomicU64::new(0)),
+            batch: FRAME_CACHE_BATCH,
             cores: (0..caches.clamp(1, FRAME_CACHES)).map(|_| core()).collect::<Vec<_>>().into_boxed_slice(),
         }
+    }
+
+    /// Cores keep no free frames: each is taken from what all share ([`crate::ablated`]).
+    #[must_use]
+    pub fn without_caches(self) -> Frames {
+        Frames { batch: 1, ..self }
     }
 
     fn core(&self, core: usize) -> &Core {
@@ -135,7 +144,7 @@ impl Frames {
             return true;
         }
         // Level 2, then 3: a batch. One frame of it is for us, the others go to the cache.
-        let batch = u64::from(FRAME_CACHE_BATCH);
+        let batch = u64::from(self.batch);
         let want = batch.min((self.free_uncached() / 8).max(1));
         let mut got = draw(&self.shared, want);
         if got == 0 {
@@ -331,6 +340,19 @@ mod tests {
         f.give(0, 1000);
         f.assert_valid();
         assert_eq!(f.taken_peak(), 1000);
+    }
+
+    #[test]
+    fn without_caches_no_frame_is_cached() {
+        let all = |frames: Frames| {
+            let taken = (0..1000).map(|i| (frames.take(i % 7), frames.look().cached));
+            let (taken, cached): (Vec<bool>, Vec<u64>) = taken.unzip();
+            frames.assert_valid();
+            assert!(taken.iter().all(|&taken| taken) && !frames.take(0), "each frame is taken, and none twice");
+            cached.iter().max().copied()
+        };
+        assert_eq!(all(Frames::new(1000, 4).without_caches()), Some(0));
+        assert!(all(Frames::new(1000, 4)) > Some(20), "as a rule there are some");
     }
 
     #[test]

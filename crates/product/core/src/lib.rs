@@ -20,6 +20,7 @@
 //! * [`roll`] waits until threads of Farshore's own have begun;
 //! * [`spin`] is the lock of threads that are not in the fault path;
 //! * [`limits`] holds every constant, and the relations between them;
+//! * [`ablated`] says which mechanisms an experiment leaves out;
 //! * [`canary`] plants bugs that tests must find;
 //! * `recorder` notes which cache lines a thread writes, for a test;
 //! * [`sync`] is the one module that atomics come from (std or loom).
@@ -31,6 +32,7 @@
 
 extern crate alloc;
 
+pub mod ablated;
 pub mod canary;
 pub mod copies;
 pub mod delegation;

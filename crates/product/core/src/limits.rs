@@ -22,6 +22,8 @@ pub const LEAVES: usize = if cfg!(miri) { 64 } else { 1 << 17 };
 
 /// Most pages of one eviction batch (MAGE §4.2.1: 256 pages a TLB shootdown).
 pub const BATCH_PAGES_MAX: usize = 256;
+/// Most pages of a batch of an experiment ([`crate::ablated`]).
+pub const BATCH_PAGES_ABLATED_MAX: usize = GRANULE_PAGES;
 /// Fewest pages of a batch.
 pub const BATCH_PAGES_MIN: usize = 8;
 /// Batches an evictor keeps in flight (MAGE §4.1: select and unmap, write, free).
@@ -36,8 +38,13 @@ pub const FREE_PERCENT_MAX: u32 = 50;
 /// Pages of the largest batch that this many evictors can have in this memory (bytes), with room for their stages and for four
 /// batches of frames.
 pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {
-    let most = memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64;
+    let most = batch_pages_room(memory, evictors);
     if most < BATCH_PAGES_MAX as u64 { most as usize } else { BATCH_PAGES_MAX }
+}
+
+/// The same, however many pages that may be.
+pub const fn batch_pages_room(memory: u64, evictors: usize) -> u64 {
+    memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64
 }
 
 /// Pages of the largest batch, where none was fixed: all pipelines together hold at most an eighth of the limit (pages).
@@ -94,7 +101,7 @@ const _: () = {
     // The smallest limit has room for the smallest batches of the most evictors.
     assert!(batch_pages_most(MEMORY_LIMIT_MIN, EVICTORS_MAX) >= BATCH_PAGES_MIN);
     // A batch is taken from one granule, so that its pages can leave by one call.
-    assert!(BATCH_PAGES_MAX <= GRANULE_PAGES);
+    assert!(BATCH_PAGES_MAX <= GRANULE_PAGES && BATCH_PAGES_ABLATED_MAX <= GRANULE_PAGES);
     // The smallest limit holds every batch of the most evictors' share.
     assert!(MEMORY_LIMIT_MIN as usize / PAGE_SIZE >= 4 * BATCH_PAGES_MAX);
     // A page word has 40 bits for a place, the top three of which a claim borrows.

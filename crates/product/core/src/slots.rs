@@ -126,6 +126,8 @@ pub struct SlotMap {
     stocked: crate::sync::plain::AtomicBool,
     /// The map did not grow, because no extent was left of those made beforehand.
     wants_stock: crate::sync::plain::AtomicBool,
+    /// Cores ask each other for slots, as a rule ([`crate::ablated`]).
+    delegates: bool,
 }
 
 impl core::fmt::Debug for SlotMap {
@@ -191,7 +193,13 @@ impl SlotMap {
             spares: [const { crate::sync::plain::AtomicPtr::new(core::ptr::null_mut()) }; SPARES],
             stocked: crate::sync::plain::AtomicBool::new(false),
             wants_stock: crate::sync::plain::AtomicBool::new(false),
+            delegates: true,
         }
+    }
+
+    /// A core that has no slots left takes those of another by itself, and asks nobody.
+    pub fn end_delegation(&mut self) {
+        self.delegates = false;
     }
 
     fn extent(&self, index: u32) -> &Extent {

@@ -167,6 +167,11 @@ impl Budget {
         }
     }
 
+    /// See [`Frames::without_caches`].
+    pub(crate) fn without_caches(self) -> Budget {
+        Budget { frames: self.frames.without_caches(), ..self }
+    }
+
     /// The frames of the limit.
     #[inline]
     pub(crate) fn frames(&self) -> &Frames {

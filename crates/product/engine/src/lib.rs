@@ -75,6 +75,7 @@ use evict::stage::Stages;
 use expected::Expected;
 use farshore_attach::audience::Audience;
 use farshore_attach::{Event, Kind};
+use farshore_core::ablated::Ablated;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
 use farshore_core::seams::{Backend, Clock as _, Kernel, PageBuf, Spaces, Told, Traced, Tracer as _, World};
@@ -153,6 +154,9 @@ pub struct Engine<W: World> {
     /// How faults and evictors stop while the process forks.
     quiet: Quiet,
 
+    /// What an experiment leaves out.
+    ablated: Ablated,
+
     /// Counters.
     pub stats: Stats,
 }
@@ -188,13 +192,17 @@ impl<W: World> Engine<W> {
         let sizes = shape.sizes();
         // A core's pages are on its list, and get the core's slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and
         // §4.6).
-        let partitions = shape.evictors.max(shape.cores.min(OWNERS_MAX));
+        let partitions = if shape.ablated.partitions { 1 } else { shape.evictors.max(shape.cores.min(OWNERS_MAX)) };
         let nodes: Vec<usize> =
             (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
         let mut slots = SlotMap::for_cores(None, &nodes);
         slots.set_spaces(&capacities(&backend));
+        if shape.ablated.delegation {
+            slots.end_delegation();
+        }
         let health = Health::new(backend.spaces());
         let control = Control::new(&shape, sizes.batch);
+        let budget = Budget::new(sizes, shape.cores, control.margin());
         // SAFETY: this function's own condition, for exactly this many pages.
         let stages = unsafe { Stages::new(staging, sizes.stages as usize) };
         Engine {
@@ -206,7 +214,7 @@ impl<W: World> Engine<W> {
             table: PageTable::new(),
             waits: WaitTable::new(),
             moving: Moving::default(),
-            budget: Budget::new(sizes, shape.cores, control.margin()),
+            budget: if shape.ablated.caches { budget.without_caches() } else { budget },
             slots,
             health,
             evictors: Evictors::new(control, partitions, stages),
@@ -217,6 +225,7 @@ impl<W: World> Engine<W> {
             audience: Audience::default(),
             drainer: Drainer::default(),
             quiet: Quiet::new(shape.cores),
+            ablated: shape.ablated,
             stats: Stats::new(shape.cores),
         }
     }
@@ -229,6 +238,16 @@ impl<W: World> Engine<W> {
     /// Sizes that the engine was built with.
     pub fn sizes(&self) -> Sizes {
         self.budget.sizes()
+    }
+
+    /// What an experiment leaves out.
+    pub fn ablated(&self) -> Ablated {
+        self.ablated
+    }
+
+    /// Lists of granules that evictors take pages from: one a core, or one an evictor if that is more.
+    pub fn lists(&self) -> usize {
+        self.evictors.lists.all().len()
     }
 
     /// The stages, to look at (tests, the simulator).

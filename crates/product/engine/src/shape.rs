@@ -1,7 +1,10 @@
 //! How an engine is built, and the sizes that follow.
 
 use crate::evict::control::Wanted;
-use farshore_core::limits::{EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages, batch_pages_most, stages_each};
+use farshore_core::ablated::Ablated;
+use farshore_core::limits::{
+    EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages, batch_pages_most, batch_pages_room, stages_each,
+};
 use farshore_core::slots::owners::OWNERS_MAX;
 
 /// The most evictors where their number is not fixed.
@@ -20,6 +23,8 @@ pub struct Shape {
     pub nodes: Nodes,
     /// Which parts of the evictors' pace are fixed.
     pub wanted: Wanted,
+    /// What an experiment leaves out.
+    pub ablated: Ablated,
 }
 
 /// On which NUMA node each core is. Nothing is said about cores beyond [`OWNERS_MAX`].
@@ -52,11 +57,12 @@ pub struct Sizes {
 impl Shape {
     /// The shape for this memory (bytes). Where the number of evictors is not fixed there are as many as there are cores, at most
     /// [`EVICTORS_AUTO`], and at most as many as have room for batches that are.
-    pub fn fitting(memory: u64, wanted: Wanted, cores: usize, nodes: Nodes) -> Shape {
-        let has_room = |n: &usize| wanted.batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
+    pub fn fitting(memory: u64, wanted: Wanted, ablated: Ablated, cores: usize, nodes: Nodes) -> Shape {
+        let batch = ablated.batch.or(wanted.batch);
+        let has_room = |n: &usize| batch.is_none_or(|batch| u64::from(batch) <= batch_pages_room(memory, *n));
         let as_many_as_fit = || (1..=cores.min(EVICTORS_AUTO)).rev().find(has_room).unwrap_or(1);
         let evictors = wanted.evictors.map_or_else(as_many_as_fit, |n| n as usize);
-        Shape { memory, evictors, cores, nodes, wanted }
+        Shape { memory, evictors, cores, nodes, wanted, ablated }
     }
 
     /// The sizes for this shape.
@@ -72,8 +78,34 @@ impl Shape {
         // One that was fixed is as large as there is room for. (Callers have refused sizes that have no room; a forked child may
         // have less memory.)
         let fixed = |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64);
-        let batch = self.wanted.batch.map_or(batch_pages(limit, evictors), fixed);
+        let batch = match self.ablated.batch {
+            Some(asked) => u64::from(asked).min(batch_pages_room(self.memory, self.evictors)),
+            None => self.wanted.batch.map_or(batch_pages(limit, evictors), fixed),
+        };
         let each = stages_each(batch, limit, evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(memory: u64, ablated: Ablated) -> Shape {
+        Shape::fitting(memory, Wanted::default(), ablated, 4, Nodes::ONE)
+    }
+
+    #[test]
+    fn an_experiment_has_the_batches_that_it_asks_for() {
+        for batch in [1, 3, 256, 512] {
+            let shape = shape(64 << 20, Ablated { batch: Some(batch), ..Ablated::default() });
+            let sizes = shape.sizes();
+            assert_eq!((sizes.batch, shape.evictors), (batch as usize, 4), "{sizes:?}");
+            assert!(sizes.stages_each >= 3 * batch as usize && sizes.frames + sizes.stages == 16384, "{sizes:?}");
+        }
+        // As many evictors as have room for such batches; and no larger than there is room for.
+        assert_eq!(shape(16 << 20, Ablated { batch: Some(512), ..Ablated::default() }).evictors, 1);
+        assert_eq!(shape(4 << 20, Ablated { batch: Some(512), ..Ablated::default() }).sizes().batch, 146);
+        assert_eq!(shape(64 << 20, Ablated::default()).sizes().batch, 170);
     }
 }

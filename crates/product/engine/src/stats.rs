@@ -70,12 +70,18 @@ pub enum Count {
     TakenAway,
     /// Time of first touches, nanoseconds, without their waits ([`Stats::touch`]).
     TouchNs,
+    /// Writes that devices were given.
+    Writes,
+    /// Times a fault met a page that is leaving, and waited until it was written: in experiments without rescues alone.
+    WriteWaits,
+    /// How long those waits were, all together, nanoseconds.
+    WriteWaitNs,
 }
 
 /// What a first touch that has waited takes otherwise.
 const TOUCH_NS_MOST: u64 = 20_000;
 
-const COUNTS: usize = Count::TouchNs as usize + 1;
+const COUNTS: usize = Count::WriteWaitNs as usize + 1;
 
 #[derive(Debug)]
 struct PerCore {

@@ -246,7 +246,7 @@ type TheEvictor<'e> = Evictor<'e, Plain>;
 fn engine() -> TheEngine {
     // With fewer evictors awake than there are cores, one looks after the pages of several.
     let wanted = Wanted { evictors: Some(CORES as u32), ..Wanted::default() };
-    let shape = Shape { memory: 16 << 20, evictors: CORES, cores: CORES, nodes: Nodes::ONE, wanted };
+    let shape = Shape { memory: 16 << 20, evictors: CORES, cores: CORES, nodes: Nodes::ONE, wanted, ablated: Default::default() };
     let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
     let pages = CORES as u64 * GRANULES * GRANULE_PAGES as u64;
     let absent = (0..pages).map(|_| Mutex::new((PageBuf::ZERO, Right::Absent))).collect();

@@ -78,6 +78,7 @@ impl Target for Client {
                 engine.policy_changed();
             }
             Setting::Prefetch(name) => {
+                counters::check_prefetcher(engine, &name)?;
                 let prefetcher = prefetch::BuiltIn::named(&name.name);
                 engine.policy.choose_prefetch(prefetcher.ok_or_else(|| format!("prefetch={name}: there is no such prefetcher"))?);
             }

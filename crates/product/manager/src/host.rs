@@ -109,8 +109,8 @@ impl Host {
                 .map_err(|why| why.to_string())?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let Options { evictors, batch, writes, free, .. } = *options;
-        let shape =
-            Shape::fitting(options.memory_at_start().bytes(), Wanted { evictors, batch, writes, free }, cores, Nodes::ONE);
+        let wanted = Wanted { evictors, batch, writes, free };
+        let shape = Shape::fitting(options.memory_at_start().bytes(), wanted, options.ablate.0, cores, Nodes::ONE);
         let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
         let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
         let staging = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why})"))?;

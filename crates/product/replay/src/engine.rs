@@ -232,7 +232,8 @@ fn run<T: Tracer>(
     fault: &mut dyn FnMut(usize, u64),
 ) -> Read {
     let memory = (limit * PAGE_SIZE) as u64;
-    let shape = Shape { memory, evictors: 1, cores: 1, nodes: Nodes::ONE, wanted: Default::default() };
+    let shape =
+        Shape { memory, evictors: 1, cores: 1, nodes: Nodes::ONE, wanted: Default::default(), ablated: Default::default() };
     let mut staging = vec![PageBuf::ZERO; shape.sizes().stages as usize];
     let chosen = Chosen::new(policy, prefetcher);
     // SAFETY: `staging` is that many pages, nobody else's, and dropped after the engine.

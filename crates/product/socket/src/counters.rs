@@ -5,7 +5,7 @@ use farshore_backend::AnyBackend;
 use farshore_backend::compressed::{Compressed, Decided};
 use farshore_backend::mirror::{Mirror, Seen};
 use farshore_config::pace::Knob;
-use farshore_config::stats;
+use farshore_config::{Ablate, Named, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::{Clock, Spaces, World};
 use farshore_engine::Engine;
@@ -82,6 +82,8 @@ fn evictors<W: World>(engine: &Engine<W>) -> stats::Evictors {
         writes_fixed: wanted.writes.is_some(),
         writes_in_flight: paced.writes_in_flight.into(),
         writes_in_flight_peak: paced.writes_in_flight_peak.into(),
+        batches_in_flight_peak: paced.batches_in_flight_peak.into(),
+        lists: engine.lists() as u64,
         low_pages: paced.watermarks.0,
         high_pages: paced.watermarks.1,
         changes: paced.changes,
@@ -95,6 +97,10 @@ fn evictors<W: World>(engine: &Engine<W>) -> stats::Evictors {
 /// # Errors
 /// It is more than this run has threads or stages for.
 pub fn set_pace<W: World>(engine: &Engine<W>, knob: Knob, number: Option<u32>) -> Result<(), String> {
+    if let Some(batch) = engine.ablated().batch.filter(|_| knob == Knob::Batch) {
+        let why = format!("this run is an experiment with batch={batch} (--ablate): start it without");
+        return Err(format!("{}: {why}", knob.name()));
+    }
     let paced = engine.paced();
     let (most, why) = match knob {
         Knob::Evictors => (paced.evictors, "so many threads were started"),
@@ -117,6 +123,17 @@ pub fn set_pace<W: World>(engine: &Engine<W>, knob: Knob, number: Option<u32>) -
     Ok(())
 }
 
+/// Whether another prefetcher may be chosen.
+///
+/// # Errors
+/// The run is an experiment without.
+pub fn check_prefetcher<W: World>(engine: &Engine<W>, name: &Named) -> Result<(), String> {
+    match engine.ablated().prefetch && name.name != "none" {
+        true => Err(format!("prefetch={name}: this run is an experiment without (--ablate prefetch): start it without that")),
+        false => Ok(()),
+    }
+}
+
 /// All that the engine counts, which began to work at `started_ns`. What is not the engine's is left as nothing: the name of the program, how faults come, Farshore's own memory, whom it shares
 /// a limit with.
 #[must_use]
@@ -131,6 +148,7 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
         pid: getpid(),
         policy: engine.policy.evict().name().to_owned(),
         prefetcher: engine.policy.prefetch().name().to_owned(),
+        ablated: Ablate(engine.ablated()).to_string(),
         uptime_ns: engine.clock.now_ns().saturating_sub(started_ns),
         memory_limit_bytes: engine.memory_limit(),
         managed_bytes: engine.stats.managed() * PAGE,
@@ -156,6 +174,7 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
         swap: stats::Swap {
             pages_in: read,
             pages_out: written,
+            writes: count(Count::Writes),
             bytes_in: read * PAGE,
             bytes_out: written * PAGE,
             errors: count(Count::IoErrors),

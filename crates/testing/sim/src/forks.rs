@@ -94,8 +94,14 @@ fn make_child(rig: &Rc<Rig>) {
         (w.memory.fork(), pages, in_use)
     });
     world(|w| w.children.push((number, in_use)));
-    let shape =
-        Shape { memory: MEMORY_LIMIT_MIN, evictors: 1, cores: 1, nodes: farshore_engine::Nodes::ONE, wanted: Default::default() };
+    let shape = Shape {
+        memory: MEMORY_LIMIT_MIN,
+        evictors: 1,
+        cores: 1,
+        nodes: farshore_engine::Nodes::ONE,
+        wanted: Default::default(),
+        ablated: world(|w| w.setup.ablated),
+    };
     let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
     let _ = slots.begin_own(None);
     let from = Inheritance { table, slots, stages: parent.stages(), managed: parent.stats.managed(), keep_pins: false };

@@ -64,7 +64,7 @@ use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::health::{News, Watcher};
 use farshore_engine::prefetch::Reader;
-use farshore_engine::stats::Count;
+use farshore_engine::stats::{Count, FaultKind};
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
 use sched::{Scheduler, Stepped};
 use setup::{Setup, Wish};
@@ -152,6 +152,22 @@ pub struct Summary {
     pub pages_out: u64,
     /// How often the evictors' pace has changed.
     pub paces: u64,
+    /// Batches of evictors, and the writes in which their pages left.
+    pub batches: u64,
+    /// See `batches`.
+    pub writes: u64,
+    /// Faults on pages that were leaving: served from their stages, and (in an experiment without that) waiting for their writes.
+    pub rescued: u64,
+    /// See `rescued`.
+    pub write_waits: u64,
+    /// How often a core has asked another for slots.
+    pub asked: u64,
+    /// The most batches that an evictor had under way.
+    pub under_way: u32,
+    /// Frames that cores keep, at the end.
+    pub cached: u64,
+    /// Lists of granules.
+    pub lists: usize,
 }
 
 thread_local! {
@@ -162,7 +178,7 @@ thread_local! {
 impl Rig {
     fn new(setup: &Setup) -> Rig {
         let Setup { memory, evictors, cores, wanted, .. } = *setup;
-        let shape = Shape { memory, evictors, cores, nodes: setup.nodes(), wanted };
+        let shape = Shape { memory, evictors, cores, nodes: setup.nodes(), wanted, ablated: setup.ablated };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
         let backend = SimBackend { spaces: setup.spaces, is_childs: false };
         // SAFETY: `staging` is that many aligned writable pages, given to no other engine, freed after the engine.
@@ -265,6 +281,14 @@ fn run_inner(setup: Setup) -> Summary {
         pages_in: stats.total(Count::PagesIn),
         pages_out: stats.total(Count::PagesOut),
         paces: rig.engine.paced().changes,
+        batches: stats.total(Count::Batches),
+        writes: stats.total(Count::Writes),
+        rescued: stats.faults(FaultKind::Rescue),
+        write_waits: stats.total(Count::WriteWaits),
+        asked: rig.engine.slots.all_asked(),
+        under_way: rig.engine.paced().batches_in_flight_peak,
+        cached: rig.engine.frames().counts().cached,
+        lists: rig.engine.lists(),
     })
 }
 

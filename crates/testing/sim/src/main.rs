@@ -1,11 +1,12 @@
 //! `farshore-sim`: runs seeds until one breaks.
 
+use farshore_config::Ablate;
 use farshore_config::Size;
 use farshore_sim::setup::{Single, Wish};
 use std::process::exit;
 
 const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--spaces S] [--unithreads U] \
-                     [--fail NTH,error|short|full|corrupt|hang] [--rough]";
+                     [--fail NTH,error|short|full|corrupt|hang] [--ablate LIST] [--rough]";
 
 fn usage(why: &str) -> ! {
     eprintln!("farshore-sim: {why}\n{USAGE}");
@@ -37,6 +38,7 @@ fn main() {
             "--threads" => wish.threads = Some(number(&flag, &value).max(1) as usize),
             "--pages" => wish.pages = Some(number(&flag, &value)),
             "--spaces" => wish.spaces = Some(number(&flag, &value).max(1) as usize),
+            "--ablate" => wish.ablated = value.parse::<Ablate>().unwrap_or_else(|why| usage(&why.to_string())).0,
             "--unithreads" => wish.unithreads = Some(number(&flag, &value) as usize),
             "--fail" => {
                 let parts = value.split_once(',').and_then(|(nth, fault)| Some((nth, fault.parse().ok()?)));

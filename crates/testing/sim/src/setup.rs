@@ -1,6 +1,8 @@
 //! How a run is set up: from the command line, and from the seed where the command line says nothing.
 
 use crate::rng::{self, Rng};
+use farshore_config::Ablate;
+use farshore_core::ablated::Ablated;
 use farshore_core::limits::WRITES_MAX;
 use farshore_core::seams::HugePages;
 use farshore_engine::evict::control::Wanted;
@@ -26,6 +28,8 @@ pub struct Wish {
     pub single: Option<Single>,
     /// All threads are workers with this many unithreads each, or (0) none is; `None`: the seed chooses.
     pub unithreads: Option<usize>,
+    /// What an experiment leaves out.
+    pub ablated: Ablated,
 }
 
 /// How a run is set up.
@@ -79,6 +83,8 @@ pub struct Setup {
     pub changes: bool,
     /// Which parts of the evictors' pace are fixed at first.
     pub wanted: Wanted,
+    /// What an experiment leaves out.
+    pub ablated: Ablated,
     /// The fixed parts change while the run goes on.
     pub paces: bool,
     /// Room that is no longer needed is given back.
@@ -163,6 +169,9 @@ impl Wish {
         add("--spaces", self.spaces.map(|n| n.to_string()));
         add("--unithreads", self.unithreads.map(|n| n.to_string()));
         add("--fail", self.single.map(|single| format!("{},{}", single.nth, single.fault)));
+        if self.ablated != Ablated::default() {
+            command += &format!(" --ablate {}", Ablate(self.ablated));
+        }
         if self.rough {
             command += " --rough";
         }
@@ -207,6 +216,7 @@ impl Wish {
             forks: rng.below(2) == 0 && self.single.is_none(),
             changes: false,
             wanted: Wanted::default(),
+            ablated: self.ablated,
             paces: false,
             trims: false,
             huge: HugePages::Never,

@@ -33,8 +33,14 @@ fn run(seed: u64) {
     (setup.seed, setup.inject) = (seed, false);
     begin(World::new(setup));
     world(|w| w.strict = false);
-    let shape =
-        Shape { memory: MEMORY, evictors: 1, cores: 1, nodes: setup.nodes(), wanted: Wanted { batch: Some(64), ..setup.wanted } };
+    let shape = Shape {
+        memory: MEMORY,
+        evictors: 1,
+        cores: 1,
+        nodes: setup.nodes(),
+        wanted: Wanted { batch: Some(64), ..setup.wanted },
+        ablated: setup.ablated,
+    };
     // The actors' bodies need them for as long as the process lives.
     let staging = Box::leak(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
     let backend = SimBackend { spaces: setup.spaces, is_childs: false };

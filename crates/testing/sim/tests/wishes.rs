@@ -21,7 +21,7 @@ fn full(test: impl FnOnce(&Engine, PageRange)) {
     begin(World::new(setup));
     world(|w| w.strict = false);
     add_actor("policy".into());
-    let shape = Shape { memory, evictors: 1, cores: 1, nodes: setup.nodes(), wanted: setup.wanted };
+    let shape = Shape { memory, evictors: 1, cores: 1, nodes: setup.nodes(), wanted: setup.wanted, ablated: setup.ablated };
     let mut staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice();
     let backend = SimBackend { spaces: setup.spaces, is_childs: false };
     // SAFETY: that many aligned pages, given to no other engine, and freed after the engine, which was made later.

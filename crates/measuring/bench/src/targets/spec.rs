@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farshore_config::pace::OrAuto;
-use farshore_config::{FaultMode, Named, Size, SwapSpec};
+use farshore_config::{Ablate, FaultMode, Named, Size, SwapSpec};
 
 use super::Target;
 use super::farshore::{self, Farshore};
@@ -31,7 +31,7 @@ const NAMES: &str = "native, farshore[:OPTION+…], linux-swap, zram, zswap, com
 /// The options of every target, for messages.
 const COMMON: &str = "label=NAME, env.NAME=VALUE";
 /// Options of `farshore run` that a target can have. `memory` is every target's, by `--memory`.
-const KEYS: [&str; 9] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "free", "threshold"];
+const KEYS: [&str; 10] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "free", "threshold", "ablate"];
 
 /// One target, as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -248,6 +248,7 @@ fn check_value(key: &str, value: &str) -> Result<(), String> {
         "swap" => value.parse::<SwapSpec>().map(|_| ()).map_err(|error| error.to_string()),
         "fault" => value.parse::<FaultMode>().map(|_| ()).map_err(|error| error.to_string()),
         "threshold" => value.parse::<Size>().map(|_| ()).map_err(|error| error.to_string()),
+        "ablate" => value.parse::<Ablate>().map(|_| ()).map_err(|error| error.to_string()),
         "evictors" | "batch" | "writes" => value.parse::<OrAuto>().map(|_| ()).map_err(|error| error.to_string()),
         _ => value.parse::<Named>().map(|_| ()).map_err(|error| error.to_string()),
     }

@@ -112,7 +112,13 @@ impl SlotMap {
             let full = if space.is_some() { 0 } else { owners.full.load(Ordering::SeqCst) };
             let to = owners.choose(me, others & !full, helper)?;
             others &= !(1 << to);
-            match self.ask(me, to, pack(want, space)) {
+            let answer = if self.delegates {
+                self.ask(me, to, pack(want, space))
+            } else {
+                // With nothing in its hands: no two cores wait for each other.
+                self.with_token(to, PATIENCE, |fill| self.find(to, fill, want, space)).ok_or(())
+            };
+            match answer {
                 Ok(Some(run)) => {
                     // Only a hint: without it the next search begins where this one did.
                     let _ = owners.all[me].fill.try_with(0, |fill| fill.helper = to);
@@ -130,6 +136,7 @@ impl SlotMap {
         // Cancelled tasks are free again when their queue is served, which its owner may not do for a long time.
         let free_some = || self.with_token(to, 0, |_| tasks.post(me, request)).flatten();
         let asked = tasks.post(me, request).or_else(free_some).ok_or(())?;
+        self.owners.all[me].asked.fetch_add(1, Ordering::Relaxed);
         self.owners.all[to].queue.push(asked.node(), tasks.link(asked.node()));
         for _ in 0..PATIENCE {
             let _ = self.with_token(to, 0, |_| ());

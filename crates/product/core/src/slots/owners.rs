@@ -100,6 +100,8 @@ pub(super) struct Owner {
     pub(super) queue: Padded<Queue>,
     /// The last reservation had to go on without an answer. Written by the thread that reserves, when the value changes.
     unanswered: Padded<AtomicBool>,
+    /// Times the core has asked another for slots. In the line of what its evictor writes alone.
+    pub(super) asked: crate::sync::plain::AtomicU64,
 }
 
 /// What all owners share: read by all cores, written when something changes that concerns all.
@@ -132,6 +134,7 @@ impl Owners {
             returned: Padded(Returned { own: AtomicU64::new(0), base: AtomicU64::new(0) }),
             queue: Padded(Queue::new()),
             unanswered: Padded(AtomicBool::new(false)),
+            asked: crate::sync::plain::AtomicU64::new(0),
         };
         let near = |node: &usize| (0..nodes.len()).filter(|&other| nodes[other] == *node).fold(0, |all, other| all | 1 << other);
         Owners {
@@ -225,6 +228,21 @@ impl SlotMap {
     /// although there is room.
     pub fn was_unanswered(&self, core: usize) -> bool {
         self.owner(core).unanswered.load(Ordering::Relaxed)
+    }
+
+    /// How often `core` has asked another for slots.
+    pub fn asked(&self, core: usize) -> u64 {
+        self.owner(core).asked.load(Ordering::Relaxed)
+    }
+
+    /// How often cores have asked others for slots, all together.
+    pub fn all_asked(&self) -> u64 {
+        self.owners.all.iter().map(|owner| owner.asked.load(Ordering::Relaxed)).sum()
+    }
+
+    /// In how many parts slots and granules are, one a core.
+    pub fn cores(&self) -> usize {
+        self.owners.all.len()
     }
 
     fn owner(&self, core: usize) -> &Owner {

@@ -108,6 +108,7 @@ impl SlotMap {
     pub fn duplicate(&self) -> SlotMap {
         let capacity = u64::from(self.extents_max.load(Ordering::Relaxed)) * EXTENT_SLOTS as u64;
         let mut copy = SlotMap::for_cores(Some(capacity), &alloc::vec![0; self.owners.all.len()]);
+        copy.delegates = self.delegates;
         copy.base = self.base;
         copy.reserved_in_base = self.reserved_in_base;
         for index in 0..self.extents.load(Ordering::Acquire) {

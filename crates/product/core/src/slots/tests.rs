@@ -290,6 +290,27 @@ fn an_owner_that_stands_still_hangs_nobody() {
     map.assert_valid();
 }
 
+/// The same slots, whether cores ask each other or not.
+#[test]
+fn a_core_whose_extents_are_full_takes_others_by_itself_where_none_is_asked() {
+    for delegates in [true, false] {
+        let mut map = SlotMap::for_cores(Some(2 * EXTENT_SLOTS as u64), &[0, 0]);
+        if !delegates {
+            map.end_delegation();
+        }
+        assert!(map.reserve_run(0, 1).is_some());
+        let mut taken = 0;
+        while let Some(run) = map.reserve_run(1, 64) {
+            taken += run.len;
+        }
+        // All but the very first, and the one that was reserved.
+        assert_eq!((taken, map.was_unanswered(1)), (2 * EXTENT_SLOTS as u32 - 2, false));
+        assert_eq!((map.asked(0), map.asked(1) > 0, map.all_asked() > 0), (0, delegates, delegates));
+        assert_eq!(map.duplicate().delegates, delegates, "children do as their parents");
+        map.assert_valid();
+    }
+}
+
 /// Seven of eight spaces are full: how much a reservation looks at does not grow with the number of full spaces.
 #[test]
 fn nothing_full_is_searched() {

@@ -26,6 +26,7 @@ use crate::Engine;
 use core::sync::atomic::Ordering;
 use farshore_core::seams::World;
 use farshore_core::sync::plain::AtomicBool;
+use farshore_core::wait::Event;
 use loops::Loops;
 use obstacles::Obstacles;
 use pace::Control;
@@ -42,6 +43,8 @@ pub(crate) struct Evictors {
     pub(crate) obstacles: Obstacles,
     /// The watcher is to be woken when evictors begin, once.
     alarm: AtomicBool,
+    /// Pages have left their stages. Signalled in experiments without rescues alone, where faults wait for that.
+    pub(crate) written: Event,
 }
 
 impl Evictors {
@@ -54,6 +57,7 @@ impl Evictors {
             loops: Loops::default(),
             obstacles: Obstacles::default(),
             alarm: AtomicBool::new(false),
+            written: Event::new(),
         }
     }
 }

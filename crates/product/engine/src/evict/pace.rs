@@ -47,6 +47,8 @@ struct Gauges {
     /// Writes that devices have now, and the most that they ever had.
     flying: AtomicU32,
     flying_peak: AtomicU32,
+    /// The most batches that one evictor ever had under way.
+    batches_peak: AtomicU32,
     changes: AtomicU64,
 }
 
@@ -138,13 +140,16 @@ pub struct Paced {
     pub writes_in_flight: u32,
     /// The most they ever had.
     pub writes_in_flight_peak: u32,
+    /// The most batches that one evictor ever had under way: selected, and not all of it written.
+    pub batches_in_flight_peak: u32,
     /// How often the pace has changed.
     pub changes: u64,
 }
 
 impl Control {
     pub(crate) fn new(shape: &Shape, batch_most: usize) -> Control {
-        let controller = Controller::new(batch_most as u32, shape.evictors as u32, shape.wanted);
+        let wanted = Wanted { batch: shape.ablated.batch.or(shape.wanted.batch), ..shape.wanted };
+        let controller = Controller::new(batch_most as u32, shape.evictors as u32, wanted);
         let pace = controller.pace();
         Control {
             evictors: shape.evictors as u32,
@@ -208,6 +213,11 @@ impl Control {
     pub(super) fn write_begins(&self) {
         let now = self.gauges.0.flying.fetch_add(1, Ordering::Relaxed) + 1;
         self.gauges.0.flying_peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// An evictor has more batches under way than ever before.
+    pub(super) fn note_batches(&self, count: u32) {
+        self.gauges.0.batches_peak.fetch_max(count, Ordering::Relaxed);
     }
 
     /// A write has ended.
@@ -363,6 +373,7 @@ impl Control {
             watermarks,
             writes_in_flight: gauges.flying.load(Ordering::Relaxed),
             writes_in_flight_peak: gauges.flying_peak.load(Ordering::Relaxed),
+            batches_in_flight_peak: gauges.batches_peak.load(Ordering::Relaxed),
             changes: gauges.changes.load(Ordering::Relaxed),
         }
     }
@@ -439,7 +450,7 @@ mod tests {
     use crate::testing::NoFutex;
 
     fn shape(evictors: usize, wanted: Wanted) -> Shape {
-        Shape { memory: 64 << 20, evictors, cores: evictors, nodes: Nodes::ONE, wanted }
+        Shape { memory: 64 << 20, evictors, cores: evictors, nodes: Nodes::ONE, wanted, ablated: Default::default() }
     }
 
     fn pace(evictors: usize, wanted: Wanted) -> Control {

@@ -243,7 +243,7 @@ impl Partitions {
     }
 
     /// The partitions, to walk.
-    pub(super) fn all(&self) -> &[Partition] {
+    pub(crate) fn all(&self) -> &[Partition] {
         &self.0
     }
 

@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_attach::Kind;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
+use farshore_core::limits::{BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Backend, Clock, IoError, Kernel, MemoryBudget, World, WriteQueue};
 use farshore_core::slots::Run;
@@ -34,7 +34,7 @@ use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
-/// Pages of one write. Few writes are with the device at any moment, and none is long, because reads that faults wait for
+/// Pages of one write, where an experiment leaves none out. Few writes are with the device at any moment, and none is long, because reads that faults wait for
 /// queue behind them (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
 const PAGES_A_WRITE: usize = 64;
 /// Spaces that may come while the program runs, without a queue becoming too short when some of them hang.
@@ -114,6 +114,11 @@ pub struct Evictor<'e, W: World> {
     pub(super) flights: Vec<Flight>,
     /// The shortest times that writes took of late.
     pub(super) floors: Floors,
+    /// Batches that it may have under way, and pages that a write may have.
+    batches_most: usize,
+    pub(super) pages_a_write: usize,
+    /// The most batches that it ever had under way.
+    batches_peak: u32,
     started: bool,
     /// Only the stages are left that are for clean pages ([`clean_stages`]).
     pub(super) clean_only: bool,
@@ -169,9 +174,12 @@ impl<'e, W: World> Evictor<'e, W> {
             writes_left: [0; BATCHES_IN_FLIGHT + 1],
             // In the worst case every page of every batch is a write of its own, and so are pages that are written once
             // more.
-            waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
+            waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * batch + RETRIES),
             flights: Vec::with_capacity(depth as usize),
             floors: Floors::new(SPACES_MAX),
+            batches_most: if engine.ablated.pipeline { 1 } else { BATCHES_IN_FLIGHT },
+            pages_a_write: if engine.ablated.write_runs { 1 } else { PAGES_A_WRITE },
+            batches_peak: 0,
             started: false,
             clean_only: false,
             awake: true,
@@ -237,6 +245,8 @@ impl<'e, W: World> Evictor<'e, W> {
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
+                // A thread had a page in its hands that was to leave its stage.
+                Progress::Idle if engine.ablated.rescue && !self.ring.is_empty() => sleep(Some(IDLE_WAIT_NS)),
                 // Nothing tells a space that keeps pages in RAM when the program gives pages up, so the evictor looks
                 // after it now and then.
                 Progress::Idle if self.awake && engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
@@ -256,6 +266,7 @@ impl<'e, W: World> Evictor<'e, W> {
             self.mend_failed();
         }
         self.free_strays();
+        self.end_lingering();
         self.answer_drainer();
         self.tend();
         let before = self.started;
@@ -277,7 +288,7 @@ impl<'e, W: World> Evictor<'e, W> {
         self.clean_only = self.started && room == 0 && (self.failed > 0 || self.ring.has_strays());
         let room = if self.clean_only { self.ring.room().min(reserve) } else { room };
         let wished = wished && !self.clean_only;
-        let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
+        let slot_of_batch = (0..self.batches_most).find(|&batch| self.is_over(batch));
         // A small batch pays the same TLB flushes as a full one: waiting for a write is better.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
@@ -356,6 +367,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 let _ = engine.stage_is_written(stage);
             }
         }
+        self.end_lingering();
         u64::from(self.failed)
     }
 
@@ -535,7 +547,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 let n = *n;
                 self.victims[i + n].slot == Some(slot.plus(n as u64)) && self.places[i + n].0 == stage.0 + n as u32
             };
-            let count = (1..(dirty - i).min(same_extent).min(PAGES_A_WRITE)).take_while(follows).count() + 1;
+            let count = (1..(dirty - i).min(same_extent).min(self.pages_a_write)).take_while(follows).count() + 1;
             let trial = self.trial.is_some_and(|run| {
                 let first = run.first.number();
                 (first..first + u64::from(run.len)).contains(&slot.number())
@@ -543,7 +555,9 @@ impl<'e, W: World> Evictor<'e, W> {
             self.start_write(Write { slot, stage, count: count as u32, withheld: count as u64, batch, trial });
             i += count;
         }
+        self.note_batches();
         self.reap(false);
+        self.end_lingering();
     }
 
     /// Reaps completions and frees every stage that can be freed. Returns whether all stages are free: then nothing of
@@ -584,6 +598,35 @@ impl<'e, W: World> Evictor<'e, W> {
             }
         }
         self.ring.room().min(want)
+    }
+
+    /// How many batches are under way, if that is more than ever.
+    fn note_batches(&mut self) {
+        let under_way = self.writes_left[..BATCHES_IN_FLIGHT].iter().filter(|&&writes| writes > 0).count() as u32;
+        if under_way > self.batches_peak {
+            self.batches_peak = under_way;
+            self.engine.evictors.pace.note_batches(under_way);
+        }
+    }
+
+    /// In an experiment without rescues no page lingers: those whose slots have their bytes leave their stages, and faults that wait for
+    /// that go on. A page that a thread has in its hands leaves later.
+    fn end_lingering(&mut self) {
+        let engine = self.engine;
+        if !engine.ablated.rescue || self.ring.is_empty() {
+            return;
+        }
+        let mut any = false;
+        for stage in self.ring.stages() {
+            if self.ring.state(stage) == StageState::Quiet && engine.retire(stage) {
+                self.ring.free(stage);
+                any = true;
+            }
+        }
+        self.make_room(usize::MAX);
+        if any {
+            engine.evictors.written.signal(&engine.futex);
+        }
     }
 
     /// Frees stages that were left behind in the ring and whose writes have ended since.

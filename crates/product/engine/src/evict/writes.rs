@@ -27,8 +27,6 @@ use farshore_core::word::{Slot, Stage};
 
 /// Most writes in line of pages whose first write failed.
 pub(super) const RETRIES: usize = 64;
-/// Pages of one such write.
-const RETRY_PAGES: usize = 64;
 /// The number that such writes have in place of a batch's.
 const RETRY: usize = BATCHES_IN_FLIGHT;
 
@@ -134,6 +132,7 @@ impl<W: World> Evictor<'_, W> {
             }
             self.leave_line();
             engine.evictors.pace.write_begins();
+            engine.stats.add(self.core, Count::Writes, 1);
             self.flights.push(Flight { tag: tag(&write), slot: write.slot, began_ns, begun, transfer });
             given += 1;
         }
@@ -267,9 +266,9 @@ impl<W: World> Evictor<'_, W> {
     /// Writes `stage`, and failed ones that follow it, to new slots. False: there are none.
     fn write_elsewhere(&mut self, stage: Stage) -> bool {
         let engine = self.engine;
-        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES));
+        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES.min(self.pages_a_write)));
         let is_trial = trial.is_some();
-        let run = trial.or_else(|| engine.reserve(self.core, self.failed_from(stage, RETRY_PAGES)));
+        let run = trial.or_else(|| engine.reserve(self.core, self.failed_from(stage, self.pages_a_write)));
         run.is_some_and(|run| {
             self.write_again(stage, run, is_trial);
             true
@@ -279,7 +278,7 @@ impl<W: World> Evictor<'_, W> {
     /// No space takes pages: one of those that do not is tried, with these.
     fn try_again(&mut self, stage: Stage) {
         let engine = self.engine;
-        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES));
+        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES.min(self.pages_a_write)));
         // Without a slot to be had, the old one once more.
         let old = engine.evictors.stages.slot(stage).map(|first| Run { first, len: 1 });
         if let Some(run) = trial.or(old) {

@@ -84,6 +84,9 @@ impl<W: World> Engine<W> {
 
     /// Brings those of the pages that are in their stages, as long as there are spare frames. As old ones: nobody has used them.
     fn bring_from_stages(&self, first: Page, pages: u64, core: usize) {
+        if self.ablated.rescue {
+            return;
+        }
         for page in (0..pages).map(|n| first.plus(n)) {
             let Some(at) = self.page(page).filter(|at| at.word.load().state() == State::Leaving) else { continue };
             if self.frames().take_spare(core, 1, self.budget.spare_mark()) == 0 {

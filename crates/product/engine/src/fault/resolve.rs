@@ -94,6 +94,8 @@ pub enum Step {
     WaitPage(Ticket),
     /// There is no frame: sleep on the frames event (prepared number), then step again.
     WaitFrame(u32),
+    /// The page is being written, and there is no rescue in this experiment: sleep on the event `written` (prepared number), then step again.
+    WaitWrite(u32),
     /// The fault cannot be served.
     Failed(Failure),
 }
@@ -232,6 +234,13 @@ impl<W: World> Engine<W> {
                         self.evictors.pace.raise_alarm(&self.futex);
                     }
                 }),
+                Step::WaitWrite(prepared) => outside(&|| {
+                    // The page's evictor may have no thread just now.
+                    self.kernel.short_of_frames();
+                    let began = self.clock.now_ns();
+                    self.evictors.written.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                    self.stats.add(core, Count::WriteWaitNs, self.clock.now_ns().saturating_sub(began));
+                }),
             }
         }
     }
@@ -316,6 +325,7 @@ impl<W: World> Engine<W> {
         }
         Some(match was.state() {
             State::Untouched => self.first_touch(fault, at, was),
+            State::Leaving if self.ablated.rescue => self.wait_for_write(fault, at, was),
             State::Leaving => self.rescue(fault, at, was),
             State::Out => match was.slot() {
                 Some(slot) => {
@@ -421,6 +431,19 @@ impl<W: World> Engine<W> {
         if let Some(word) = self.table.word_for_unpin(page).filter(|_| !hidden) {
             self.release(page, word, to);
         }
+    }
+
+    /// In an experiment without rescues: page and frame go back until the page is in its slot alone.
+    fn wait_for_write(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
+        // Before the page goes back: until then its evictor cannot be done with it.
+        let prepared = self.evictors.written.prepare();
+        self.restore(fault.page, at.word, was);
+        self.give_frames(fault.core, 1);
+        if !fault.waited {
+            self.stats.add(fault.core, Count::WriteWaits, 1);
+        }
+        fault.waited = true;
+        Step::WaitWrite(prepared)
     }
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {

@@ -60,6 +60,7 @@ enum Blocked {
     Gate,
     Page(Ticket),
     Frame(u32),
+    Write(u32),
 }
 
 /// A transfer of the `pages` slots from `slot` on: `done` of them are there, and the caller reads `asked` more. 0: no read
@@ -146,6 +147,9 @@ impl<W: World> Engine<W> {
             At::Outside(Some(Blocked::Frame(prepared))) => {
                 self.budget.came().happened_since(prepared) || self.waited(fault) >= FRAME_PATIENCE_NS
             }
+            At::Outside(Some(Blocked::Write(prepared))) => {
+                self.evictors.written.happened_since(prepared) || self.waited(fault) >= FRAME_PATIENCE_NS
+            }
             At::Outside(None) | At::Inside(_) | At::Transfer(_) => true,
         }
     }
@@ -161,6 +165,9 @@ impl<W: World> Engine<W> {
             if waited >= FRAME_PATIENCE_NS {
                 self.evictors.pace.raise_alarm(&self.futex);
             }
+        }
+        if let At::Outside(Some(Blocked::Write(_))) = fault.at {
+            self.stats.add(fault.fault.core, Count::WriteWaitNs, self.waited(fault));
         }
         if self.quiet.gate.try_enter(&self.futex, fault.fault.core) {
             fault.at = At::Inside(Ok(()));
@@ -182,6 +189,7 @@ impl<W: World> Engine<W> {
             Step::Failed(why) => (None, Wants::Served(Err(why))),
             Step::WaitPage(ticket) => (Some(Blocked::Page(ticket)), Wants::Look),
             Step::WaitFrame(prepared) => (Some(Blocked::Frame(prepared)), Wants::Look),
+            Step::WaitWrite(prepared) => (Some(Blocked::Write(prepared)), Wants::Look),
         };
         fault.at = At::Outside(blocked);
         fault.since_ns = self.clock.now_ns();

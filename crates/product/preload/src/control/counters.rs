@@ -55,7 +55,10 @@ impl Target for Runtime {
             Setting::AddSwap(spec) => self.add_swap(spec),
             Setting::RemoveSwap(spec) => self.remove_swap(spec),
             Setting::Policy(name) => self.choose_policy(&name).map(|()| Set::Done),
-            Setting::Prefetch(name) => self.choose_prefetcher(&name).map(|()| Set::Done),
+            Setting::Prefetch(name) => {
+                counters::check_prefetcher(&self.engine, &name)?;
+                self.choose_prefetcher(&name).map(|()| Set::Done)
+            }
             Setting::Slowdown(slowdown) => {
                 pilot::set(self, slowdown);
                 Ok(Set::Done)

@@ -236,7 +236,7 @@ fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runti
 fn shape(options: &Options, cores: usize) -> Shape {
     let Options { evictors, batch, writes, free, .. } = *options;
     let wanted = Wanted { evictors, batch, writes, free };
-    Shape::fitting(options.memory_at_start().bytes(), wanted, cores, Nodes::new(nodes::of_cores()))
+    Shape::fitting(options.memory_at_start().bytes(), wanted, options.ablate.0, cores, Nodes::new(nodes::of_cores()))
 }
 
 /// What of the limit an engine has for the program's pages, at least; bytes.
@@ -245,7 +245,8 @@ pub fn room(options: &Options) -> u64 {
     let memory = if options.chooses() { options.least_memory() } else { options.memory }.bytes();
     let Options { evictors, batch, writes, free, .. } = *options;
     let wanted = Wanted { evictors, batch, writes, free };
-    let frames = |n: usize| Shape { memory, evictors: n, cores: 1, nodes: Nodes::new(|_| 0), wanted }.sizes().frames;
+    let ablated = options.ablate.0;
+    let frames = |n: usize| Shape { memory, evictors: n, cores: 1, nodes: Nodes::new(|_| 0), wanted, ablated }.sizes().frames;
     let least = match evictors {
         Some(n) => frames(n as usize),
         None => (1..=EVICTORS_AUTO).map(frames).min().unwrap_or(0),
