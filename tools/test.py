@@ -446,6 +446,8 @@ def parts(seed):
              [pytest("rows-long", "tests/real/test_rows.py", "--rows", "all")], 120, shown, pytest_missing, needs_build=True, takes=2400),
         Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
              [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE, turn=(0, 2)),
+        Part("ablate", "what an experiment leaves out is out, and no byte is wrong",
+             [pytest("ablate", "tests/real/test_ablate.py")], 12, shown, pytest_missing, needs_build=True, takes=150, turn=(1, 2)),
         Part("autopilot", "limits that follow what a program loses to faults",
              [pytest("autopilot", "tests/real/test_autopilot.py")], 8, shown, pytest_missing, needs_build=True, takes=125),
         Part("budget", "budgets that several programs of one user share",

@@ -121,7 +121,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let _ = writeln!(text, "policy {}, prefetcher {}", plain(&now.policy), plain(&now.prefetcher));
     }
     if !now.ablated.is_empty() {
-        let _ = writeln!(text, "an experiment without {} (--ablate): its figures are not Farshore's", plain(&now.ablated));
+        let _ = writeln!(text, "an experiment, --ablate {}: its figures are not Farshore's", plain(&now.ablated));
     }
     text += &attached(now);
     text.push('\n');
@@ -181,6 +181,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     {
         let _ = writeln!(text, "  {name:<20}{:>12}", duration(value));
     }
+    text.push_str(&fetch_parts(now));
     if !now.spaces.is_empty() {
         let _ = writeln!(text, "\n{:<46}{:>12}{:>12}", "swap space", "used", "capacity");
     }
@@ -273,6 +274,21 @@ fn scans(now: &Stats) -> String {
     })
 }
 
+/// What a fetch takes, part by part, on the average of those that were measured.
+fn fetch_parts(now: &Stats) -> String {
+    let it = &now.fetch_parts;
+    let Some(mean) = (it.measured > 0).then_some(|ns: u64| duration(ns / it.measured)) else { return String::new() };
+    let rows = [
+        ("frame and page", it.claim_ns),
+        ("read", it.read_ns),
+        ("check", it.check_ns),
+        ("map", it.map_ns),
+        ("all else", it.rest_ns),
+    ];
+    let head = format!("\n{:<22}{:>12}\n", "a fetch, on average", format!("of {}", it.measured));
+    rows.iter().fold(head, |text, (name, value)| text + &format!("  {name:<20}{:>12}\n", mean(*value)))
+}
+
 /// How hard evictors work.
 fn pace(now: &Stats) -> String {
     let it = &now.evictors;
@@ -299,6 +315,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
         ("  wait", Some(faults.wait)),
         ("  write protect", Some(faults.write_protect)),
         ("waits for memory", Some(stats.evictors.frame_waits)),
+        ("waits for a page", Some(stats.waits.page)),
         ("evictions", None),
         ("  pages", Some(evictions.pages)),
         ("  clean pages", Some(evictions.clean_pages)),
@@ -307,8 +324,16 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
         ("swap", None),
         ("  pages in", Some(swap.pages_in)),
         ("  pages out", Some(swap.pages_out)),
+        ("  writes", Some(swap.writes)),
+        ("  delegations", Some(swap.delegations)),
         ("  errors", Some(swap.errors)),
         ("  bytes given back", Some(swap.bytes_given_back)),
+        ("TLB flushes", None),
+        ("  protect", Some(stats.flushes.protect_calls)),
+        ("  unmap", Some(stats.flushes.unmap_calls)),
+        ("bytes copied", None),
+        ("  in", Some(stats.copies.in_bytes)),
+        ("  out", Some(stats.copies.out_bytes)),
         ("prefetch", None),
         ("  issued", Some(prefetch.issued)),
         ("  used", Some(prefetch.used)),
@@ -319,7 +344,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Attached, Autopilot, Budget, Kinds, Pool, Scans, Space};
+    use farshore_config::stats::{Attached, Autopilot, Budget, FetchParts, Kinds, Pool, Scans, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -364,6 +389,16 @@ mod tests {
             "{scanned}"
         );
         before.scans = Scans::default();
+        before.fetch_parts = FetchParts { measured: 2, claim_ns: 600, read_ns: 170_000, ..FetchParts::default() };
+        before.ablated = "rescue,batch=1".into();
+        let measured = table(&before, None);
+        assert!(measured.contains("\na fetch, on average           of 2\n  frame and page "), "{measured}");
+        assert!(
+            measured.contains("\nan experiment, --ablate rescue,batch=1: its figures are not Farshore's\n\nmemory"),
+            "{measured}"
+        );
+        assert!(!once.contains("a fetch") && !once.contains("experiment"), "{once}");
+        (before.fetch_parts, before.ablated) = (FetchParts::default(), String::new());
         let mib = 1 << 20;
         let (pages, repeated_pages) = (612, 100);
         now.pool = Some(Pool {

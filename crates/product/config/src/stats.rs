@@ -65,6 +65,14 @@ pub struct Stats {
     pub prefetch: Prefetch,
     /// How long faults took.
     pub fault_latency_ns: Latency,
+    /// Calls that flush TLBs.
+    pub flushes: Flushes,
+    /// Bytes that were copied.
+    pub copies: Copies,
+    /// What faults have waited for.
+    pub waits: Waits,
+    /// What fetches are made of.
+    pub fetch_parts: FetchParts,
     /// Where the frames of the limit are.
     pub frames: Frames,
     /// The processes that share a limit.
@@ -176,6 +184,65 @@ pub struct Kinds {
     pub static_bytes: u64,
     /// All else: small mappings, stacks of threads, memory that was handed to the kernel.
     pub other_bytes: u64,
+}
+
+/// Calls of evictors that flush TLBs: each interrupts every processor that runs the program. (Besides, each of `faults.write_protect` and `huge_pages.mapped` is one.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Flushes {
+    /// Calls that write-protected pages that were about to leave.
+    pub protect_calls: u64,
+    /// Calls that unmapped pages.
+    pub unmap_calls: u64,
+    /// Ranges of pages side by side that these unmapped. Before Linux 6.16 each is a flush.
+    pub unmap_ranges: u64,
+}
+
+/// Bytes that were copied from memory to memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Copies {
+    /// By the kernel, into pages that came: from a buffer, or from where they waited for their write.
+    pub in_bytes: u64,
+    /// By evictors, of pages that were to leave.
+    pub out_bytes: u64,
+}
+
+/// What faults have waited for, besides free frames (`evictors.frame_waits`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Waits {
+    /// Times another thread had the page in its hands.
+    pub page: u64,
+    /// How long those waits were, all together.
+    pub page_ns: u64,
+    /// Times the page was being written, in experiments without rescues (`--ablate rescue`).
+    pub write: u64,
+    /// How long those waits were, all together.
+    pub write_ns: u64,
+}
+
+/// What fetches are made of: one of sixteen is measured, if it waits for nothing but its read. From its arrival in the handler on; that the kernel
+/// takes it there is not in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct FetchParts {
+    /// Fetches that were measured; the other fields are of all of them together.
+    pub measured: u64,
+    /// Until a frame and the page were had.
+    pub claim_ns: u64,
+    /// Until the bytes were read.
+    pub read_ns: u64,
+    /// Until they were checked.
+    pub check_ns: u64,
+    /// Until the page was mapped.
+    pub map_ns: u64,
+    /// The rest: pages that came along, and what is noted.
+    pub rest_ns: u64,
 }
 
 /// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, except for frames that move
@@ -305,6 +372,10 @@ pub struct Swap {
     pub pages_out: u64,
     /// Writes in which they were.
     pub writes: u64,
+    /// Times a core without slots has asked another core for some.
+    pub delegations: u64,
+    /// How long that took, all together.
+    pub delegation_ns: u64,
     /// Bytes read.
     pub bytes_in: u64,
     /// Bytes written.
@@ -471,6 +542,10 @@ impl Default for Stats {
             swap: Swap::default(),
             prefetch: Prefetch::default(),
             fault_latency_ns: Latency::default(),
+            flushes: Flushes::default(),
+            copies: Copies::default(),
+            waits: Waits::default(),
+            fetch_parts: FetchParts::default(),
             frames: Frames::default(),
             family: Family::default(),
             spaces: Vec::new(),
@@ -540,7 +615,9 @@ mod tests {
             evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed evictors/batch_pages_most \
             evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak evictors/low_pages \
             evictors/high_pages evictors/changes evictors/frame_waits evictors/frame_wait_ns prefetch/threads ablated \
-            evictors/batches_in_flight_peak evictors/lists swap/writes";
+            evictors/batches_in_flight_peak evictors/lists swap/writes swap/delegations swap/delegation_ns flushes/protect_calls \
+            flushes/unmap_calls flushes/unmap_ranges copies/in_bytes copies/out_bytes waits/page waits/page_ns waits/write waits/write_ns \
+            fetch_parts/measured fetch_parts/claim_ns fetch_parts/read_ns fetch_parts/check_ns fetch_parts/map_ns fetch_parts/rest_ns";
         for name in names.split_whitespace() {
             assert!(json.pointer(&format!("/{name}")).is_some(), "{name}");
         }

@@ -11,7 +11,7 @@ mod swap;
 mod tracer;
 
 pub use crate::sync::Futex;
-pub use kernel::{HugePages, Kernel, KernelError, Protect, Use, Watched};
+pub use kernel::{Flushes, HugePages, Kernel, KernelError, Protect, Use, Watched};
 pub use policy::{Came, Policy, Return, Verdict};
 pub use prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
 pub use swap::{Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, ReadBegun, Reads, Spaces, WriteQueue};

@@ -76,12 +76,34 @@ pub enum Count {
     WriteWaits,
     /// How long those waits were, all together, nanoseconds.
     WriteWaitNs,
+    /// Times a fault met a page that another thread had in its hands, and slept.
+    PageWaits,
+    /// How long those waits were, all together, nanoseconds.
+    PageWaitNs,
+    /// How long cores that have asked others for slots took for that, nanoseconds.
+    DelegateNs,
+    /// Pages that evictors have copied into stages.
+    CopiedOut,
+    /// Pages that the kernel was given from their stages.
+    Unstaged,
+    /// Fetches whose parts were measured.
+    Sampled,
+    /// Of those, how long they took, nanoseconds: until frame and page were theirs …
+    ClaimNs,
+    /// … until the bytes were read …
+    ReadNs,
+    /// … until they were checked …
+    CheckNs,
+    /// … until the page was mapped …
+    MapNs,
+    /// … and for all else: pages that came along, the words, the lists.
+    RestNs,
 }
 
 /// What a first touch that has waited takes otherwise.
 const TOUCH_NS_MOST: u64 = 20_000;
 
-const COUNTS: usize = Count::WriteWaitNs as usize + 1;
+const COUNTS: usize = Count::RestNs as usize + 1;
 
 #[derive(Debug)]
 struct PerCore {

@@ -7,7 +7,7 @@ use farshore_backend::mirror::{Mirror, Seen};
 use farshore_config::pace::Knob;
 use farshore_config::{Ablate, Named, stats};
 use farshore_core::limits::PAGE_SIZE;
-use farshore_core::seams::{Clock, Spaces, World};
+use farshore_core::seams::{Clock, Kernel, Spaces, World};
 use farshore_engine::Engine;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
@@ -144,6 +144,7 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
     let used = count(Count::PrefetchUsed).min(issued);
     let latency = engine.stats.latency();
     let frames = engine.frames().counts();
+    let flushes = engine.kernel.flushes();
     stats::Stats {
         pid: getpid(),
         policy: engine.policy.evict().name().to_owned(),
@@ -175,6 +176,8 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
             pages_in: read,
             pages_out: written,
             writes: count(Count::Writes),
+            delegations: engine.slots.all_asked(),
+            delegation_ns: count(Count::DelegateNs),
             bytes_in: read * PAGE,
             bytes_out: written * PAGE,
             errors: count(Count::IoErrors),
@@ -190,6 +193,22 @@ pub fn of<W: World<Backend = AnyBackend, Policy = Chosen>>(engine: &Engine<W>, s
             p999: latency.p999,
             max: latency.max,
             total: latency.total,
+        },
+        flushes: stats::Flushes { protect_calls: flushes.protects, unmap_calls: flushes.unmaps, unmap_ranges: flushes.ranges },
+        copies: stats::Copies { in_bytes: (read + count(Count::Unstaged)) * PAGE, out_bytes: count(Count::CopiedOut) * PAGE },
+        waits: stats::Waits {
+            page: count(Count::PageWaits),
+            page_ns: count(Count::PageWaitNs),
+            write: count(Count::WriteWaits),
+            write_ns: count(Count::WriteWaitNs),
+        },
+        fetch_parts: stats::FetchParts {
+            measured: count(Count::Sampled),
+            claim_ns: count(Count::ClaimNs),
+            read_ns: count(Count::ReadNs),
+            check_ns: count(Count::CheckNs),
+            map_ns: count(Count::MapNs),
+            rest_ns: count(Count::RestNs),
         },
         frames: stats::Frames {
             limit: frames.limit,

@@ -27,10 +27,12 @@ use crate::samples::{self, Samples};
 use crate::tls;
 use crate::uffd::{Uffd, UffdError};
 use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
+use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::limits::{PAGE_SHIFT, PAGE_SIZE};
 use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_core::seams::{HugePages, Kernel, KernelError, PageBuf, Protect, Use, Watched};
+use farshore_core::seams::{Flushes, HugePages, Kernel, KernelError, PageBuf, Protect, Use, Watched};
+use farshore_core::sync::Padded;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -62,6 +64,27 @@ pub struct LinuxKernel {
     huge: Option<HugeWay>,
     tracking: Tracking,
     samples: Samples,
+    calls: Padded<Calls>,
+}
+
+/// Calls that flush TLBs. In a line of its own: faults read what lies beside it.
+#[derive(Debug)]
+struct Calls {
+    protects: AtomicU64,
+    unmaps: AtomicU64,
+    ranges: AtomicU64,
+}
+
+impl Calls {
+    const fn none() -> Padded<Calls> {
+        Padded(Calls { protects: AtomicU64::new(0), unmaps: AtomicU64::new(0), ranges: AtomicU64::new(0) })
+    }
+
+    /// So many calls have unmapped so many ranges.
+    fn unmapped(&self, calls: usize, ranges: usize) {
+        self.unmaps.fetch_add(calls as u64, Ordering::Relaxed);
+        self.ranges.fetch_add(ranges as u64, Ordering::Relaxed);
+    }
 }
 
 /// How huge pages come.
@@ -95,6 +118,7 @@ impl LinuxKernel {
             huge: None,
             tracking: Tracking::new(),
             samples: Samples::new(|_| false),
+            calls: Calls::none(),
         })
     }
 
@@ -109,6 +133,7 @@ impl LinuxKernel {
             huge: None,
             tracking: Tracking::new(),
             samples: Samples::new(|_| false),
+            calls: Calls::none(),
         }
     }
 
@@ -227,7 +252,10 @@ impl LinuxKernel {
     /// Protects a range of which a part is not registered: halves it until the parts are pure.
     fn protect_parts(&self, range: PageRange) -> Result<Registered, KernelError> {
         match again(|| self.uffd.protect(range.start.addr(), range.bytes())) {
-            Ok(()) => Ok(Registered::Some),
+            Ok(()) => {
+                self.calls.0.protects.fetch_add(1, Ordering::Relaxed);
+                Ok(Registered::Some)
+            }
             Err(KernelError::Gone) if range.len() > 1 => {
                 let middle = range.start.plus(range.len() / 2);
                 let first = self.protect_parts(PageRange { start: range.start, end: middle })?;
@@ -244,6 +272,7 @@ impl LinuxKernel {
         for (n, page) in pages.iter().enumerate().skip(first) {
             // SAFETY: the caller of `Kernel::unmap` owns the pages' words and has saved what must be.
             unsafe { vm::madvise(page.addr(), PAGE, advice::DONTNEED) }.map_err(|errno| (n, unmap_error(errno)))?;
+            self.calls.0.unmapped(1, 1);
         }
         Ok(())
     }
@@ -426,7 +455,11 @@ impl Kernel for LinuxKernel {
             let (count, next) = merge(pages, from, &mut ranges);
             // SAFETY: the caller owns the pages' words and has saved what must be.
             match unsafe { self.advice.advise(&ranges[..count], advice::DONTNEED) } {
-                Ok(()) => from = next,
+                Ok(()) => {
+                    let calls = if self.advice.is_vectored() { 1 } else { count };
+                    self.calls.0.unmapped(calls, count);
+                    from = next;
+                }
                 Err(AdviseError { done, .. }) => {
                     // The range that failed may be done in part; doing a page twice is harmless since nobody else may map it.
                     self.unmap_singly(&pages[..next], from + pages_in(&ranges, done))?;
@@ -459,6 +492,12 @@ impl Kernel for LinuxKernel {
     fn current_thread(&self) -> u64 {
         // No system call: this is asked in the middle of the eviction path.
         tls::thread_pointer()
+    }
+
+    fn flushes(&self) -> Flushes {
+        let sum = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let calls = &self.calls.0;
+        Flushes { protects: sum(&calls.protects), unmaps: sum(&calls.unmaps), ranges: sum(&calls.ranges) }
     }
 
     fn step_aside(&self) {

@@ -225,7 +225,7 @@ impl SelfAdvice {
         SelfAdvice { pidfd: None }
     }
 
-    /// Whether many ranges take one call. Tests alone ask.
+    /// Whether many ranges take one call.
     pub const fn is_vectored(&self) -> bool {
         self.pidfd.is_some()
     }

@@ -60,6 +60,18 @@ pub enum Use {
     Used,
 }
 
+/// Calls of evictors, and of moves of pages, that flush TLBs, so far. (Taking protection off a page flushes, too: faults on write-protected pages
+/// are counted elsewhere.)
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Flushes {
+    /// Calls that protect a range.
+    pub protects: u64,
+    /// Calls that unmap pages.
+    pub unmaps: u64,
+    /// Ranges of these calls. Where the kernel flushes for each range, as many flushes.
+    pub ranges: u64,
+}
+
 /// Changes to the program's page tables. All methods act on pages of which the caller owns the
 /// words, except that [`Kernel::protect`] may cover neighbours.
 pub trait Kernel: Sync {
@@ -122,6 +134,10 @@ pub trait Kernel: Sync {
     fn interleave(&self) {}
     /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
     fn current_thread(&self) -> u64;
+    /// How many calls have flushed TLBs, where they are counted.
+    fn flushes(&self) -> Flushes {
+        Flushes::default()
+    }
     /// Lets other threads that are ready use the processor.
     fn step_aside(&self) {}
     /// A fault that owns no page waits for a frame. The thread that makes the evictors' threads may have to make them

@@ -476,6 +476,7 @@ impl<'e, W: World> Evictor<'e, W> {
             }
             copied
         });
+        engine.stats.add(self.core, Count::CopiedOut, taken as u64);
     }
 
     /// Gives each dirty victim a slot, side by side; victims for which there is none are put back.
@@ -647,6 +648,15 @@ impl<W: World> Engine<W> {
     /// Reserves up to `want` neighbouring slots for `core`. When there are none, drains are called off, so that their spaces
     /// give out slots again.
     pub(super) fn reserve(&self, core: usize, want: u32) -> Option<Run> {
+        let (asked, began) = (self.slots.asked(core), self.clock.now_ns());
+        let run = self.reserve_some(core, want);
+        if self.slots.asked(core) != asked {
+            self.stats.add(core, Count::DelegateNs, self.clock.now_ns().saturating_sub(began));
+        }
+        run
+    }
+
+    fn reserve_some(&self, core: usize, want: u32) -> Option<Run> {
         self.slots.reserve_run(core, want).or_else(|| {
             let full = !self.may_have_slots(core) && self.health.call_off_drains(&self.slots);
             full.then(|| {

@@ -44,6 +44,36 @@ pub(super) const FRAME_PATIENCE_NS: u64 = 100_000_000;
 /// How often it does so before it gives up, when evictors cannot make frames free.
 const FRAME_PATIENCE_TIMES: u32 = 50;
 
+/// One fetch of this many is measured part by part: a clock costs too much to be read five times in each.
+const SAMPLED: u64 = 16;
+/// The parts of a fetch, in order.
+const PARTS: [Count; 5] = [Count::ClaimNs, Count::ReadNs, Count::CheckNs, Count::MapNs, Count::RestNs];
+
+/// The parts of a fault that is one of those.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    /// When the last part has ended.
+    since_ns: u64,
+    ended: usize,
+    ns: [u64; PARTS.len()],
+}
+
+impl Parts {
+    /// Of a fault that has come now, if it is one of those. The lowest bits of a clock are as good as chance, and no core writes for it what
+    /// another one reads.
+    fn of(now_ns: u64) -> Option<Parts> {
+        (now_ns >> 4).is_multiple_of(SAMPLED).then_some(Parts { since_ns: now_ns, ended: 0, ns: [0; PARTS.len()] })
+    }
+
+    /// The next part has ended.
+    fn ended(&mut self, now_ns: u64) {
+        if let Some(ns) = self.ns.get_mut(self.ended) {
+            *ns = now_ns.saturating_sub(self.since_ns);
+        }
+        (self.since_ns, self.ended) = (now_ns, self.ended + 1);
+    }
+}
+
 /// One fault on its way.
 #[derive(Debug)]
 pub struct Fault {
@@ -59,6 +89,7 @@ pub struct Fault {
     patience: u32,
     /// When the fault's patience was last counted.
     patient_since_ns: u64,
+    parts: Option<Parts>,
     phase: Phase,
 }
 
@@ -145,6 +176,7 @@ impl Fault {
             waited: false,
             patience: 0,
             patient_since_ns: 0,
+            parts: Parts::of(now_ns),
             phase: Phase::Start,
         }
     }
@@ -223,7 +255,11 @@ impl<W: World> Engine<W> {
                     read = self.backend.read_run(slot, &mut buffer[..pages]);
                     self.transferred(transfer);
                 }
-                Step::WaitPage(ticket) => outside(&|| self.waits.sleep(&self.futex, ticket)),
+                Step::WaitPage(ticket) => outside(&|| {
+                    let began = self.clock.now_ns();
+                    self.waits.sleep(&self.futex, ticket);
+                    self.note_page_wait(core, self.clock.now_ns().saturating_sub(began));
+                }),
                 Step::WaitFrame(prepared) => outside(&|| {
                     self.kernel.short_of_frames();
                     let began = self.clock.now_ns();
@@ -330,6 +366,7 @@ impl<W: World> Engine<W> {
             State::Out => match was.slot() {
                 Some(slot) => {
                     let along = self.claim_run(fault.page, fault.core, slot, buffer.len() - 1);
+                    self.part_ended(fault);
                     fault.phase = Phase::Reading { slot, was, tries: 0, along };
                     Step::Read { slot: along.first(slot), pages: along.pages() }
                 }
@@ -472,6 +509,7 @@ impl<W: World> Engine<W> {
         self.kernel.map(page, self.evictors.stages.bytes(stage), protect)?;
         let protected = epoch.has_moved(at.granule);
         let slot = self.evictors.stages.slot(stage);
+        self.stats.add(core, Count::Unstaged, 1);
         self.evictors.stages.vacate(stage, clean);
         let to = match slot {
             Some(slot) if clean => Release::Clean { slot, chances },
@@ -493,6 +531,7 @@ impl<W: World> Engine<W> {
         buffer: &mut [PageBuf],
         read: Result<(), IoError>,
     ) -> Step {
+        self.part_ended(fault);
         let bytes = &buffer[along.before];
         let right = match read {
             Ok(()) if is_planted(Canary::Checksum) || self.is_right(slot, bytes) => Ok(()),
@@ -503,6 +542,7 @@ impl<W: World> Engine<W> {
             self.drop_along(fault.page, fault.core, slot, along);
             return self.read_failed(fault, at, slot, was, along, why);
         }
+        self.part_ended(fault);
         self.stats.add(fault.core, Count::PagesIn, 1);
         let guessed = fault.access == Access::Read && guess_write(at.granule, fault.page, slot);
         let dirty = guessed || fault.access == Access::Write;
@@ -512,6 +552,7 @@ impl<W: World> Engine<W> {
             self.drop_along(fault.page, fault.core, slot, along);
             return self.not_mapped(fault, at, was, why);
         }
+        self.part_ended(fault);
         let protected = epoch.has_moved(at.granule);
         self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
         let chances = self.policy.chances(Came::Fetched);
@@ -529,6 +570,7 @@ impl<W: World> Engine<W> {
 
     /// The read failed, or its bytes are wrong: it is tried again, without other pages, a few times.
     fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Trouble) -> Step {
+        fault.parts = None;
         self.note_trouble(fault.core, why);
         // The error may have been about a page that came along: that try does not count.
         if along.pages() > 1 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
@@ -578,10 +620,40 @@ impl<W: World> Engine<W> {
         self.tell_event(&Event { ns: now_ns, ..Event::new(what, page.addr(), 1) });
     }
 
+    /// A fault has waited for a page that another thread had.
+    pub(super) fn note_page_wait(&self, core: usize, ns: u64) {
+        self.stats.add(core, Count::PageWaits, 1);
+        self.stats.add(core, Count::PageWaitNs, ns);
+    }
+
+    /// A part of a fault has ended. No clock is read unless the fault is one of the few that are measured.
+    #[inline]
+    fn part_ended(&self, fault: &mut Fault) {
+        if let Some(parts) = &mut fault.parts {
+            parts.ended(self.clock.now_ns());
+        }
+    }
+
+    /// A fetch that was measured has ended. What waited for a frame or for another thread is none that tells of its parts.
+    #[cold]
+    fn note_parts(&self, fault: &Fault, mut parts: Parts, now_ns: u64) {
+        parts.ended(now_ns);
+        if fault.waited || parts.ended != PARTS.len() {
+            return;
+        }
+        self.stats.add(fault.core, Count::Sampled, 1);
+        for (part, ns) in PARTS.into_iter().zip(parts.ns) {
+            self.stats.add(fault.core, part, ns);
+        }
+    }
+
     fn done(&self, fault: &Fault, kind: FaultKind) -> Step {
         let now = self.clock.now_ns();
         let took = now.saturating_sub(fault.started_ns);
         self.stats.fault(fault.core, kind, took);
+        if let Some(parts) = fault.parts.filter(|_| kind == FaultKind::Fetch) {
+            self.note_parts(fault, parts, now);
+        }
         if kind == FaultKind::Zero {
             self.stats.touch(fault.core, took, fault.waited);
         }

@@ -166,6 +166,9 @@ impl<W: World> Engine<W> {
                 self.evictors.pace.raise_alarm(&self.futex);
             }
         }
+        if let At::Outside(Some(Blocked::Page(_))) = fault.at {
+            self.note_page_wait(fault.fault.core, self.waited(fault));
+        }
         if let At::Outside(Some(Blocked::Write(_))) = fault.at {
             self.stats.add(fault.fault.core, Count::WriteWaitNs, self.waited(fault));
         }
