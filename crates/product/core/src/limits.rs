@@ -20,7 +20,7 @@ pub const LEAF_GRANULES: usize = if cfg!(miri) { 4 } else { 512 };
 /// Leaves of the table: 2^17 × 1 GiB are the 47 bits of a user address on x86-64.
 pub const LEAVES: usize = if cfg!(miri) { 64 } else { 1 << 17 };
 
-/// Most pages of one eviction batch (MAGE §4.2.1: 256 pages a TLB shootdown).
+/// Most pages of one eviction batch (MAGE §4.2.1: 256 pages a TLB shootdown; what that makes here is in `docs/src/decisions/costs.md`).
 pub const BATCH_PAGES_MAX: usize = 256;
 /// Most pages of a batch of an experiment ([`crate::ablated`]).
 pub const BATCH_PAGES_ABLATED_MAX: usize = GRANULE_PAGES;
