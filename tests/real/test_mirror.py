@@ -1,6 +1,7 @@
 """Swap spaces that are kept several times (mirror:): copies that are killed, stopped, cut off, overwritten and full, under programs that check their data."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,22 @@ import time
 import harness
 from harness import MIB, expect
 from test_remote import FILLS, Relay, Remote
+
+
+class Jerky(Relay):
+    """A network in which now and then nothing moves for a moment, in the middle of an answer."""
+
+    def carry(self, here, there):
+        with contextlib.suppress(OSError):
+            for count in itertools.count(1):
+                if not (data := here.recv(1 << 16)):
+                    break
+                half = len(data) // 2
+                there.sendall(data[:half])
+                if count % 100 == 0:
+                    time.sleep(0.03)
+                there.sendall(data[half:])
+        self.shut(here, there)
 
 
 class TestMirror(Remote):
@@ -85,6 +102,18 @@ class TestMirror(Remote):
                     self.rounds(process, 10)
                     relay.cut()
                 self.whole(process, pid)
+
+    def test_a_node_that_is_late(self):
+        """The network to each of two nodes stands still for a moment again and again: late reads are answered by the other one."""
+        with self.nodes("late") as (nodes, _), contextlib.ExitStack() as stack:
+            relays = [stack.enter_context(contextlib.closing(Jerky(os.path.join(self.folder(f"jerky-{n}"), "socket"), node.socket))) for n, node in enumerate(nodes)]
+            spec = self.mirror(*(f"nbd+unix:///?socket={relay.path}" for relay in relays))
+            with self.updates(spec, forks=True) as (process, pid):
+                self.wait_for(process, pid, "late reads are answered by the other node", lambda copies: sum(copy["hedged_reads_won"] for copy in copies) >= 20)
+                self.rounds(process, 10)
+                copies = self.copies(pid)
+        expect(all(copy["hedged_reads"] >= copy["hedged_reads_won"] for copy in copies), str(copies))
+        return f"{sum(copy['hedged_reads_won'] for copy in copies)} late reads answered by the other of two nodes"
 
     def test_a_node_that_lies(self):
         """Other bytes on one of the nodes: the other one has the right ones, and they are written there again."""

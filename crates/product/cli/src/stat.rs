@@ -201,6 +201,10 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
                 pages => format!("{}, {pages} pages behind", plain(&copy.state)),
             };
             let _ = writeln!(text, "    {:<42}{state:>24}", plain(&copy.name));
+            if copy.hedged_reads > 0 {
+                let hedged = format!("{} of {}", copy.hedged_reads_won, copy.hedged_reads);
+                let _ = writeln!(text, "      {:<40}{hedged:>24}", "late, and first from another copy");
+            }
         }
     }
     if let Some(pool) = &now.pool {

@@ -458,6 +458,10 @@ pub struct SpaceCopy {
     pub state: String,
     /// Pages that it does not have yet, and another copy has.
     pub stale_pages: u64,
+    /// Reads of it that were late, and were sent to another copy too.
+    pub hedged_reads: u64,
+    /// Of these, those that the other copy answered first.
+    pub hedged_reads_won: u64,
 }
 
 /// A pool of compressed pages (`ram:lz4`, `ram:zstd`). Its memory is part of `resident_bytes`.
@@ -634,7 +638,13 @@ mod tests {
             write_errors: 1,
             state: "fails".into(),
             drained_percent: 3,
-            copies: vec![SpaceCopy { name: "nbd://a".into(), state: "down".into(), stale_pages: 9 }],
+            copies: vec![SpaceCopy {
+                name: "nbd://a".into(),
+                state: "down".into(),
+                stale_pages: 9,
+                hedged_reads: 5,
+                hedged_reads_won: 3,
+            }],
         };
         let pool = Some(Pool { name: "ram:lz4".into(), pages: 5, ..Pool::default() });
         let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], pool, ..Stats::default() };

@@ -43,7 +43,13 @@ fn space<W: World<Backend = AnyBackend>>(engine: &Engine<W>, number: usize) -> s
 
 fn copy(seen: Seen<'_>) -> stats::SpaceCopy {
     let state = if seen.up { "works" } else { "down" };
-    stats::SpaceCopy { name: seen.name.to_owned(), state: state.to_owned(), stale_pages: seen.stale }
+    stats::SpaceCopy {
+        name: seen.name.to_owned(),
+        state: state.to_owned(),
+        stale_pages: seen.stale,
+        hedged_reads: seen.hedged,
+        hedged_reads_won: seen.hedged_won,
+    }
 }
 
 fn pool_stats(pool: &Compressed) -> stats::Pool {

@@ -9,6 +9,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | this one | the copies, and reads |
+//! | [`hedge`] | reads that are late are sent to a second copy |
 //! | [`table`] | which copies have which slot |
 //! | [`queue`] | writes |
 //! | [`repair`] | copies that are away are asked whether they are back; what they have missed is copied |
@@ -28,6 +29,7 @@
 //! A server is waited for two minutes where its pages are nowhere else. Here a second must do ([`Waits::short`](super::nbd::Waits)): the others have the page, and what
 //! the server misses is repaired. A disk that hangs cannot be left: the kernel gives neither the thread nor its buffer back.
 
+mod hedge;
 pub mod queue;
 mod repair;
 mod table;
@@ -42,6 +44,7 @@ use farshore_core::copies::{COPIES_MAX, CopySet, SlotCopies, Turned};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::{Backend, CANNOT, CopyChange, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces};
 use farshore_core::word::Slot;
+use hedge::{Hedges, Late};
 use queue::{Lacking, MirrorQueue};
 use repair::Repair;
 use rustix::fd::RawFd;
@@ -79,6 +82,10 @@ struct Copy {
     streak: AtomicU32,
     /// What a read takes of late, ns; 0: not known.
     read_ns: AtomicU64,
+    late: Late,
+    /// Reads of it that were late and sent to another copy too, and those of them that the other one answered first.
+    hedged: AtomicU64,
+    hedged_won: AtomicU64,
     /// Slots that have a page which it does not have.
     stale: AtomicU64,
     /// How many times it has lost what it had. A write that began before counts for nothing.
@@ -106,6 +113,9 @@ impl Copy {
             down: AtomicBool::new(true),
             streak: AtomicU32::new(0),
             read_ns: AtomicU64::new(0),
+            late: Late::default(),
+            hedged: AtomicU64::new(0),
+            hedged_won: AtomicU64::new(0),
             stale: AtomicU64::new(0),
             life: AtomicU32::new(0),
             stuck: AtomicBool::new(false),
@@ -170,7 +180,9 @@ impl Copy {
         }
     }
 
-    fn took(&self, ns: u64) {
+    /// A read of so many pages has taken so long, or would have taken longer.
+    fn took(&self, pages: usize, ns: u64) {
+        self.late.took(pages, ns);
         let before = self.read_ns.load(Ordering::Relaxed);
         let now = if before == 0 { ns } else { before - before / SMOOTH + ns / SMOOTH };
         self.read_ns.store(now.max(1), Ordering::Relaxed);
@@ -204,6 +216,7 @@ struct Shared {
     /// The copy that is repaired.
     repairing: AtomicUsize,
     reads: AtomicU64,
+    hedges: Hedges,
     /// Queues that lack a copy which was not open when they were made. Locked when a queue is made, and when a copy is opened.
     lacking: Mutex<Vec<Arc<Lacking>>>,
     /// A forked child's view of its parent's space: it reads, and repairs nothing. What its parent repairs it does not learn.
@@ -304,13 +317,11 @@ impl Shared {
                 continue;
             };
             let count = self.run_on(copy, here, if single { 1 } else { into.len() - at }).max(1);
-            let (it, begun) = (&self.copies[copy], sleep::now_ns());
-            let Some(space) = it.space.get() else { return Err(IoError::Short) };
-            match space.read_run(here, &mut into[at..at + count]) {
-                Ok(()) => {
-                    it.took(sleep::now_ns() - begun);
-                    it.works();
-                    self.served(copy, here, count);
+            let it = &self.copies[copy];
+            match self.fetch(copy, here, &mut into[at..at + count]) {
+                Ok(from) => {
+                    self.copies[from].works();
+                    self.served(from, here, count);
                     (at, tried, single, since, last_try) = (at + count, 0, false, 0, false);
                 }
                 Err(error) => {
@@ -357,6 +368,10 @@ pub struct Seen<'m> {
     pub up: bool,
     /// Pages that it does not have yet.
     pub stale: u64,
+    /// Reads of it that were late and sent to another copy too …
+    pub hedged: u64,
+    /// … and those of them that the other one answered first.
+    pub hedged_won: u64,
 }
 
 impl Mirror {
@@ -389,9 +404,11 @@ impl Mirror {
             return Err(OpenError::TooSmall { what: name, bytes });
         }
         let table = Table::new(slots).map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
+        let hedges = Hedges::new().map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
         let lacking = Mutex::new(Vec::new());
         let is_parents = AtomicBool::new(false);
-        let shared = Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), lacking, is_parents };
+        let shared =
+            Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), hedges, lacking, is_parents };
         let shared = Arc::new(shared);
         let repair = Repair::new(&shared, partly)
             .map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name.clone(), why })?;
@@ -405,12 +422,25 @@ impl Mirror {
 
     /// What the copies are like now.
     pub fn seen(&self) -> impl Iterator<Item = Seen<'_>> {
-        self.shared.copies.iter().map(|copy| Seen { name: &copy.name, up: copy.is_up(), stale: copy.behind() })
+        self.shared.copies.iter().map(|copy| Seen {
+            name: &copy.name,
+            up: copy.is_up(),
+            stale: copy.behind(),
+            hedged: copy.hedged.load(Ordering::Relaxed),
+            hedged_won: copy.hedged_won.load(Ordering::Relaxed),
+        })
     }
 
     /// In a forked child: the copies are its parent's, which repairs them.
     pub(crate) fn forked(&self, shared: bool) {
         self.shared.is_parents.store(true, Ordering::Relaxed);
+        self.shared.hedges.forked();
+        // What the parent has counted is among its own.
+        self.shared
+            .copies
+            .iter()
+            .flat_map(|copy| [&copy.hedged, &copy.hedged_won])
+            .for_each(|count| count.store(0, Ordering::Relaxed));
         self.copies().for_each(|copy| copy.forked(shared));
     }
 
@@ -442,7 +472,10 @@ impl Reads for Mirror {
         let copy = self.shared.slot(first).and_then(|slot| self.shared.choose(slot, 0));
         // What a read takes shows where a thread waits for it: the first one does.
         let is_known = |copy: &usize| self.shared.copies[*copy].read_ns.load(Ordering::Relaxed) > 0;
-        let copy = copy.filter(is_known).filter(|&copy| self.shared.run_on(copy, first, into.len()) == into.len());
+        // A read of a server is waited for in any case, and may be hedged.
+        let is_server = |copy: &usize| matches!(self.shared.copies[*copy].space.get(), Some(AnyBackend::Nbd(_)));
+        let copy = copy.filter(|copy| is_known(copy) && !is_server(copy));
+        let copy = copy.filter(|&copy| self.shared.run_on(copy, first, into.len()) == into.len());
         let Some(copy) = copy else { return ReadBegun::Over(self.read_run(first, into)) };
         self.shared.served(copy, first, into.len());
         let Some(space) = self.shared.copies[copy].space.get() else { return ReadBegun::Over(Err(IoError::Short)) };

@@ -6,6 +6,8 @@
 //! Free ─claim─▶ Claimed ─▶ Waiting ◀──▶ Asleep          (its owner sleeps on the word)
 //!                             └──┬─────────┘
 //!                                ├─ its reply comes ─▶ Filling ─▶ Done, or Failed and why
+//!                                │                      ▲  ▼
+//!                                │                      Half    (a part has come, and nobody has hold of the buffer)
 //!                                └─ the connection is lost ─────▶ Lost          then Free, by its owner
 //! ```
 //!
@@ -27,19 +29,31 @@
 //! after that sees the new number. A lost request may still have been sent on the *next* connection. Its reply is recognised by
 //! its cookie, which names the request's place, how many times the place was used, and the length, so that it can be skipped.
 //!
-//! The buffer that a reply goes to belongs to a thread that waits: it leaves neither Filling nor the buffer before the receiver
-//! says so.
+//! # Whose the buffer is
+//!
+//! **A receiver writes to a request's buffer only while that request is Filling, and the owner takes its buffer back only from a request that is not.** So the
+//! owner may *withdraw* a request that still waits, or is Half: one compare-and-swap, and no answer finds the buffer any more ([`Asked`]). What comes later is known by
+//! its cookie, or was begun already and is skipped: a receiver that goes on with a reply takes hold of the request anew (Half to Filling), and that fails once its
+//! owner has left. No later user of the place can be Half then, since only a receiver makes a request so, and this one is in the middle of another reply.
+//!
+//! How long a request stays Filling is for its line to say. Where the pages are nowhere else ([`Waits::Long`]) nobody withdraws, and the bytes go from the kernel
+//! straight to their place, so a request may be Filling for as long as its server likes. Where others have the pages ([`Waits::Short`]) all bytes go through the
+//! input: a request is Filling for a copy within memory, and Half in between.
 //!
 //! # A server is waited for, and not for ever
 //!
 //! A connection that is silent for [`Waits::silence_ns`] is given up. Bytes alone are no answer: a receiver gives the connection up too
-//! when its own request has no whole reply after [`Waits::give_up_ns`], whatever else has come meanwhile.
+//! when its own request has no whole reply after [`Waits::give_up_ns`], whatever else has come meanwhile. A thread that withdraws a request has not waited for so
+//! long. So the line remembers since when nothing has come, and who withdraws the next one gives the connection up.
+
+mod race;
 
 use super::connect::{Failure, is_broken, receive, send_now};
 use super::wire::{self, Command, REPLY};
 use super::{Shared, Waits};
 use crate::sleep;
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::sync::Futex;
@@ -49,6 +63,8 @@ use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::{DupFlags, Errno, dup3};
 use rustix::net::{Shutdown, shutdown};
 use std::mem::ManuallyDrop;
+
+pub(crate) use race::{Asked, wait_for_any};
 
 /// Requests on a connection at a time.
 const REQUESTS: usize = 64;
@@ -75,10 +91,11 @@ const DONE: u32 = 5;
 const LOST: u32 = 6;
 /// The error's number is above the lowest byte.
 const FAILED: u32 = 7;
+const HALF: u32 = 8;
 
 /// How a request ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
+pub(crate) enum End {
     /// It was done.
     Done,
     /// The connection was lost meanwhile: whether the server has done it, nobody knows.
@@ -99,12 +116,24 @@ struct Request {
     bytes: AtomicU32,
 }
 
+/// A reply that is coming.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// The request that it is for.
+    at: usize,
+    /// Bytes that have come, and that come in all. (The request may be another one by now.)
+    done: usize,
+    bytes: usize,
+    /// Its owner slept when it began.
+    asleep: bool,
+}
+
 /// What the next bytes of the input are.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Head,
-    /// Data of this request, of which so many bytes have come. Whether its owner sleeps.
-    Data(usize, usize, bool),
+    /// Data of a request.
+    Data(Part),
     /// Data that nobody waits for any more.
     Skip(usize),
 }
@@ -125,6 +154,8 @@ pub(super) struct Line {
     receiver: AtomicU32,
     /// When a connection may be tried again.
     retry_ns: AtomicU64,
+    /// Since when nothing has come, although a request was withdrawn that had no answer; 0: something has.
+    silent_ns: AtomicU64,
     waits: Waits,
     requests: [Request; REQUESTS],
     /// The receiver's.
@@ -140,8 +171,14 @@ struct Receiver<'l>(&'l Line);
 
 impl Drop for Receiver<'_> {
     fn drop(&mut self) {
+        // SAFETY: we have the role until the next line.
+        let next = unsafe { (*self.0.input.get()).next };
         // SeqCst, and the look after it: see the module's head.
         self.0.receiver.store(0, Ordering::SeqCst);
+        // A receiver may have all that it wants, and half of another's reply. That one sleeps until all is there.
+        if let Next::Data(part) = next {
+            futex::wake(&self.0.requests[part.at].state, 1);
+        }
         for request in &self.0.requests {
             if request.state.compare_exchange(ASLEEP, WAITING, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 futex::wake(&request.state, 1);
@@ -170,6 +207,7 @@ impl Line {
             epoch: AtomicU32::new(0),
             receiver: AtomicU32::new(0),
             retry_ns: AtomicU64::new(0),
+            silent_ns: AtomicU64::new(0),
             waits,
             requests: core::array::from_fn(|_| request()),
             input: UnsafeCell::new(input),
@@ -198,12 +236,15 @@ impl Line {
     /// Asks the server for `command` on `len` bytes from `offset` on, and waits. A read fills `into`, which has that length;
     /// other commands bring nothing.
     pub(super) fn ask(&self, command: Command, offset: u64, len: u32, into: Option<&mut [u8]>) -> End {
-        let Some((at, request)) = self.requests.iter().enumerate().find(|(_, request)| {
+        self.begin(command, offset, len, into).map_or(End::Unsent, |asked| asked.wait())
+    }
+
+    /// As [`Line::ask`], but does not wait. `None`: there is no place for one more request.
+    pub(super) fn begin<'b>(&self, command: Command, offset: u64, len: u32, into: Option<&'b mut [u8]>) -> Option<Asked<'_, 'b>> {
+        let (at, request) = self.requests.iter().enumerate().find(|(_, request)| {
             request.state.load(Ordering::Relaxed) == FREE
                 && request.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        }) else {
-            return End::Unsent;
-        };
+        })?;
         let epoch = self.epoch.load(Ordering::SeqCst);
         let bytes = into.as_ref().map_or(0, |into| into.len());
         debug_assert!(bytes == 0 || bytes == len as usize && bytes <= PAGES_MAX * PAGE_SIZE);
@@ -213,23 +254,18 @@ impl Line {
         request.bytes.store(bytes as u32, Ordering::Relaxed);
         // Release: the receiver sees the buffer. SeqCst: before the look at the epoch (module head).
         request.state.store(WAITING, Ordering::SeqCst);
-        let end = match self.socket() {
-            Some(socket) if epoch % 2 == 1 && self.epoch.load(Ordering::SeqCst) == epoch => {
-                let sent = send_now(socket, &wire::request(command, cookie(at, life, bytes), offset, len));
-                if sent != Ok(wire::REQUEST) {
-                    // The receiver, or we as the receiver, find the connection's end.
-                    let _ = shutdown(socket, Shutdown::Both);
-                }
-                self.wait(request, true)
+        let mut asked = Asked { line: self, request, sent: false, buffer: PhantomData };
+        if let Some(socket) = self.socket()
+            && epoch % 2 == 1
+            && self.epoch.load(Ordering::SeqCst) == epoch
+        {
+            asked.sent = true;
+            if send_now(socket, &wire::request(command, cookie(at, life, bytes), offset, len)) != Ok(wire::REQUEST) {
+                // The receiver, or we as the receiver, find the connection's end.
+                let _ = shutdown(socket, Shutdown::Both);
             }
-            _ => match self.wait(request, false) {
-                End::Lost => End::Unsent,
-                end => end,
-            },
-        };
-        // Release: the next user of the place finds our buffer gone.
-        request.state.store(FREE, Ordering::Release);
-        end
+        }
+        Some(asked)
     }
 
     /// Waits until `request` has ended. One that was not sent is taken back as soon as no receiver has hold of it: one may look at
@@ -241,11 +277,8 @@ impl Line {
             if withdrawn() {
                 return End::Lost;
             }
-            match request.state.load(Ordering::Acquire) {
-                DONE => return End::Done,
-                LOST => return End::Lost,
-                state if state & 0xff == FAILED => return End::Failed(Errno::from_raw_os_error((state >> 8) as i32)),
-                _ => {}
+            if let Some(end) = request.ended() {
+                return end;
             }
             if let Some(role) = self.take_role() {
                 // Put back by the receiver before us, just now.
@@ -255,26 +288,32 @@ impl Line {
                 drop(role);
                 continue;
             }
-            if request.state.load(Ordering::Acquire) == FILLING {
-                // The receiver has our buffer: it is soon done, or leaves us the rest, or gives the connection up.
-                KernelFutex.wait_for(&request.state, FILLING, FILLING_NS);
-                continue;
-            }
-            match request.state.compare_exchange(WAITING, ASLEEP, Ordering::SeqCst, Ordering::Relaxed) {
-                // Asleep: the receiver has looked at us for a reply to somebody else, and put back what it found.
-                Ok(_) | Err(ASLEEP) => {}
-                Err(_) => continue,
-            }
-            if self.receiver.load(Ordering::SeqCst) != 0 {
-                KernelFutex.wait_for(&request.state, ASLEEP, LOOK_NS);
-            }
-            let _ = request.state.compare_exchange(ASLEEP, WAITING, Ordering::SeqCst, Ordering::Relaxed);
+            self.sleep(request, LOOK_NS);
         }
+    }
+
+    /// Sleeps while `request` has not ended, and somebody else receives, for at most `ns`.
+    fn sleep(&self, request: &Request, ns: u64) {
+        let state = request.state.load(Ordering::Acquire);
+        if state == FILLING || state == HALF {
+            // Its reply is coming: it is soon there, or the receiver leaves us the rest, or gives the connection up.
+            KernelFutex.wait_for(&request.state, state, ns.min(FILLING_NS));
+            return;
+        }
+        match request.state.compare_exchange(WAITING, ASLEEP, Ordering::SeqCst, Ordering::Relaxed) {
+            // Asleep: the receiver has looked at us for a reply to somebody else, and put back what it found.
+            Ok(_) | Err(ASLEEP) => {}
+            Err(_) => return,
+        }
+        if self.receiver.load(Ordering::SeqCst) != 0 {
+            KernelFutex.wait_for(&request.state, ASLEEP, ns);
+        }
+        let _ = request.state.compare_exchange(ASLEEP, WAITING, Ordering::SeqCst, Ordering::Relaxed);
     }
 
     /// Receives, as the receiver, until `request` has ended.
     fn receive_for(&self, request: &Request) {
-        let waits = || matches!(request.state.load(Ordering::Acquire), WAITING | ASLEEP | FILLING);
+        let waits = || request.ended().is_none();
         let since = sleep::now_ns();
         // SAFETY: the caller is the receiver.
         let input = unsafe { &mut *self.input.get() };
@@ -284,7 +323,7 @@ impl Line {
                 self.lose(input);
                 return;
             }
-            let taken = self.take_bytes(input);
+            let taken = self.take_bytes(input, receive);
             let now = sleep::now_ns();
             let is_over = match taken {
                 Ok(()) => {
@@ -298,27 +337,23 @@ impl Line {
                 self.lose(input);
             }
         }
-        // A receiver may have all that it wants, and half of another's reply. That one sleeps until all is there.
-        if let Next::Data(at, ..) = input.next {
-            futex::wake(&self.requests[at].state, 1);
-        }
     }
 
-    /// Waits for bytes and gives them to whom they belong. For the receiver.
-    fn take_bytes(&self, input: &mut Input) -> Result<(), Errno> {
+    /// Receives bytes by `receive`, and gives them to whom they belong. For the receiver.
+    fn take_bytes(&self, input: &mut Input, receive: fn(BorrowedFd<'_>, &mut [u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
         let socket = self.socket().ok_or(Errno::BADF)?;
-        if let Next::Data(at, done, asleep) = input.next
+        if let Next::Data(part) = input.next
             && input.from == input.to
+            && self.waits == Waits::Long
         {
             // Straight to its place.
-            let request = &self.requests[at];
-            let left = request.bytes.load(Ordering::Relaxed) as usize - done;
-            // SAFETY: Filling: the owner leaves the buffer alone until we say so, and `done + left` is its length.
-            let to = unsafe { request.into.load(Ordering::Relaxed).add(done) };
+            let request = &self.requests[part.at];
+            // SAFETY: Filling, since the line before: the owner leaves the buffer alone until we say so, and it has `part.bytes` bytes.
+            let to = unsafe { request.into.load(Ordering::Relaxed).add(part.done) };
             // SAFETY: as above.
-            let into = unsafe { core::slice::from_raw_parts_mut(to, left) };
+            let into = unsafe { core::slice::from_raw_parts_mut(to, part.bytes - part.done) };
             let len = receive(socket, into)?;
-            input.next = Next::Data(at, done + len, asleep);
+            input.next = Next::Data(Part { done: part.done + len, ..part });
         } else {
             if input.from == input.to {
                 (input.from, input.to) = (0, 0);
@@ -329,6 +364,9 @@ impl Line {
             let len = receive(socket, &mut input.buffer[input.to..])?;
             input.to += len;
         }
+        if self.silent_ns.load(Ordering::Relaxed) != 0 {
+            self.silent_ns.store(0, Ordering::Relaxed);
+        }
         self.sort(input)
     }
 
@@ -337,21 +375,26 @@ impl Line {
         loop {
             let there = &input.buffer[input.from..input.to];
             match input.next {
-                Next::Data(at, done, asleep) => {
-                    let request = &self.requests[at];
-                    let bytes = request.bytes.load(Ordering::Relaxed) as usize;
-                    let len = there.len().min(bytes - done);
-                    // SAFETY: Filling, as in `take_bytes`: `done + len` is at most the buffer's length.
-                    let to = unsafe { request.into.load(Ordering::Relaxed).add(done) };
+                Next::Data(part) => {
+                    let request = &self.requests[part.at];
+                    if !self.take_hold(request) {
+                        input.next = Next::Skip(part.bytes - part.done);
+                        continue;
+                    }
+                    let len = there.len().min(part.bytes - part.done);
+                    // SAFETY: Filling: the owner leaves the buffer alone until we say so, and `done + len` is at most its length.
+                    let to = unsafe { request.into.load(Ordering::Relaxed).add(part.done) };
                     // SAFETY: as above; the input is memory of ours that no request has.
                     unsafe { core::ptr::copy_nonoverlapping(there.as_ptr(), to, len) };
                     input.from += len;
-                    if done + len < bytes {
-                        input.next = Next::Data(at, done + len, asleep);
+                    let part = Part { done: part.done + len, ..part };
+                    if part.done < part.bytes {
+                        input.next = Next::Data(part);
+                        self.let_go(request);
                         return Ok(());
                     }
                     input.next = Next::Head;
-                    self.end(request, DONE, asleep);
+                    self.end(request, DONE, part.asleep);
                 }
                 Next::Skip(left) => {
                     let len = there.len().min(left);
@@ -383,7 +426,7 @@ impl Line {
         match reply.result {
             Err(errno) => self.end(request, FAILED | (errno.raw_os_error() as u32) << 8, asleep),
             Ok(()) if bytes == 0 => self.end(request, DONE, asleep),
-            Ok(()) => return Ok(Next::Data(at, 0, asleep)),
+            Ok(()) => return Ok(Next::Data(Part { at, done: 0, bytes, asleep })),
         }
         Ok(Next::Head)
     }
@@ -409,6 +452,21 @@ impl Line {
         }
     }
 
+    /// Takes hold of a request again that was let go in the middle of its reply. `false`: its owner has withdrawn it.
+    fn take_hold(&self, request: &Request) -> bool {
+        // Acquire: the buffer's use by the owner, if it has left. Filling: we have not let it go, which nobody else makes a request.
+        let taken = request.state.compare_exchange(HALF, FILLING, Ordering::AcqRel, Ordering::Acquire);
+        matches!(taken, Ok(_) | Err(FILLING))
+    }
+
+    /// More of its reply is to come: its owner may withdraw it now.
+    fn let_go(&self, request: &Request) {
+        if self.waits == Waits::Short {
+            // Release: the owner sees what has come, before it uses the buffer for something else.
+            request.state.store(HALF, Ordering::Release);
+        }
+    }
+
     fn end(&self, request: &Request, state: u32, asleep: bool) {
         // Release: the owner sees the bytes. Its buffer may be gone right after.
         request.state.store(state, Ordering::Release);
@@ -423,12 +481,16 @@ impl Line {
             self.epoch.fetch_add(1, Ordering::SeqCst);
             let _ = shutdown(socket, Shutdown::Both);
         }
-        if let Next::Data(at, _, asleep) = input.next {
-            self.end(&self.requests[at], LOST, asleep);
+        self.silent_ns.store(0, Ordering::Relaxed);
+        // One that was let go may be another one by now, so it is as the others.
+        if let Next::Data(part) = input.next
+            && self.requests[part.at].state.load(Ordering::Relaxed) == FILLING
+        {
+            self.end(&self.requests[part.at], LOST, part.asleep);
         }
         (input.from, input.to, input.next) = (0, 0, Next::Head);
         for request in &self.requests {
-            for state in [WAITING, ASLEEP] {
+            for state in [WAITING, ASLEEP, HALF] {
                 if request.state.compare_exchange(state, LOST, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                     futex::wake(&request.state, 1);
                 }
@@ -497,10 +559,23 @@ impl Line {
         self.epoch.store(0, Ordering::SeqCst);
         self.receiver.store(0, Ordering::SeqCst);
         self.retry_ns.store(0, Ordering::Relaxed);
+        self.silent_ns.store(0, Ordering::Relaxed);
         // SAFETY: no other thread exists.
         let input = unsafe { &mut *self.input.get() };
         (input.from, input.to, input.next) = (0, 0, Next::Head);
         self.requests.iter().for_each(|request| request.state.store(FREE, Ordering::SeqCst));
+    }
+}
+
+impl Request {
+    /// How it has ended, if it has.
+    fn ended(&self) -> Option<End> {
+        match self.state.load(Ordering::Acquire) {
+            DONE => Some(End::Done),
+            LOST => Some(End::Lost),
+            state if state & 0xff == FAILED => Some(End::Failed(Errno::from_raw_os_error((state >> 8) as i32))),
+            _ => None,
+        }
     }
 }
 

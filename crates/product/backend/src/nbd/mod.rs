@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`wire`] | the protocol's bytes |
 //! | [`connect`] | a connection, up to the first request |
-//! | [`line`] | a connection that faults read over, many at a time |
+//! | [`line`] | a connection that faults read over, many at a time; waiting for the first of two requests |
 //! | [`queue`] | a connection that one evictor writes over |
 //! | [`places`] | where on the export a slot lies; what a lost connection leaves behind |
 //!
@@ -38,6 +38,7 @@ mod places;
 mod queue;
 mod wire;
 
+pub(crate) use line::{Asked, End, wait_for_any};
 pub use queue::NbdQueue;
 
 use crate::device::{self, signature};
@@ -53,7 +54,7 @@ use farshore_core::word::Slot;
 use farshore_sys::cpu;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw::getpid;
-use line::{End, Line, PAGES_MAX};
+use line::{Line, PAGES_MAX};
 use places::Places;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -397,6 +398,29 @@ fn look(export: &NbdExport, line: &Line, bytes: u64, notice: &mut dyn FnMut(&str
     }
     notice(&format!("swap space {export} is used although there is {what} on it, which is lost"));
     Ok(())
+}
+
+/// A read over a connection that is up, which its caller need not wait for: a [mirror](super::mirror) waits for two copies.
+impl NbdSpace {
+    /// Begins a read of the slots from `first` on. `None`: it takes more than one request over a connection that is there ([`Reads::read_run`] does what is needed).
+    pub(crate) fn begin_request<'s, 'b>(&'s self, first: Slot, into: &'b mut [PageBuf]) -> Option<Asked<'s, 'b>> {
+        let (slot, pages) = (first.number(), into.len());
+        let within = pages <= PAGES_MAX && slot % EXTENT_SLOTS as u64 + pages as u64 <= EXTENT_SLOTS as u64;
+        if !within || getpid() != self.process.load(Ordering::Relaxed) {
+            return None;
+        }
+        let piece = self.shared.places.find(slot, pages as u32).ok().filter(|piece| piece.pages as usize == pages)?;
+        let (own, count) = (cpu::current(), self.lines.len());
+        let line = (0..count).map(|n| &self.lines[(own + n) % count]).find(|line| line.is_up())?;
+        let bytes = crate::file::bytes_of(into);
+        let len = bytes.len() as u32;
+        line.begin(Command::Read, piece.offset, len, Some(bytes)).filter(Asked::is_sent)
+    }
+
+    /// How long a request may take, in ns.
+    pub(crate) fn give_up_ns(&self) -> u64 {
+        self.shared.peer.waits.give_up_ns()
+    }
 }
 
 impl Backend for NbdSpace {

@@ -1,5 +1,6 @@
 //! The NBD client against a server of the tests' own that loses connections, lies, and makes writes late.
 
+mod hedge;
 mod server;
 
 use farshore_backend::AnyBackend;

@@ -34,11 +34,63 @@ pub enum Deed {
     Later,
     /// It answers an earlier request of the same place, again and again, and never this one.
     Stale,
+    /// It never answers, and goes on with other requests.
+    Never,
+    /// It answers so many milliseconds later, and other requests meanwhile.
+    Late(u64),
+    /// The first half of the answer. The rest, and all that follows on the connection, comes so many milliseconds later.
+    Stalled(u64),
+    /// It answers when the test says so ([`Server::let_go`]), and other requests meanwhile.
+    Held,
+    /// So many bytes of the answer. The rest, and all that follows on the connection, comes when the test says so.
+    HeldAfter(usize),
+    /// The answer is in order, and one of its bytes is another.
+    Garbled,
     /// It answers a byte at a time, with a pause after each.
     Drip,
 }
 
 type Choose = Box<dyn Fn(u16, u64) -> Deed + Send + Sync>;
+
+/// The end of a connection that answers go to.
+struct Out {
+    stream: UnixStream,
+    /// What follows an answer of which a part is held back.
+    after: Option<Vec<u8>>,
+}
+
+impl Out {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match &mut self.after {
+            Some(after) => {
+                after.extend(bytes);
+                Ok(())
+            }
+            None => self.stream.write_all(bytes),
+        }
+    }
+
+    /// Writes the first part of an answer, and nothing more.
+    fn stop(&mut self, part: &[u8]) -> std::io::Result<()> {
+        self.write(part)?;
+        self.after.get_or_insert_default();
+        Ok(())
+    }
+
+    /// Writes the rest of it, and what has followed.
+    fn go_on(&mut self, rest: &[u8]) {
+        let after = self.after.take().unwrap_or_default();
+        // The connection may be gone.
+        let _ = self.stream.write_all(rest).and_then(|()| self.stream.write_all(&after));
+    }
+}
+
+/// What a test holds back: a whole answer, or the rest of one.
+struct Held {
+    out: Arc<Mutex<Out>>,
+    bytes: Vec<u8>,
+    is_rest: bool,
+}
 
 pub struct Server {
     pub path: PathBuf,
@@ -54,6 +106,7 @@ pub struct Server {
     pub greeting: Mutex<Option<Vec<u8>>>,
     /// Tells about the export without end.
     pub endless: Mutex<bool>,
+    held: Mutex<Vec<Held>>,
     choose: Mutex<Choose>,
     streams: Mutex<HashMap<u32, UnixStream>>,
 }
@@ -78,6 +131,7 @@ impl Server {
             away: AtomicBool::new(false),
             greeting: Mutex::new(None),
             endless: Mutex::new(false),
+            held: Mutex::new(Vec::new()),
             choose: Mutex::new(Box::new(|_, _| Deed::Right)),
             streams: Mutex::new(HashMap::new()),
         });
@@ -102,6 +156,23 @@ impl Server {
 
     pub fn behave(&self, choose: impl Fn(u16, u64) -> Deed + Send + Sync + 'static) {
         *self.choose.lock().unwrap() = Box::new(choose);
+    }
+
+    /// Answers that are held back.
+    pub fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    /// Gives the answers that were held back.
+    pub fn let_go(&self) {
+        for held in std::mem::take(&mut *self.held.lock().unwrap()) {
+            let mut out = held.out.lock().unwrap();
+            if held.is_rest {
+                out.go_on(&held.bytes);
+            } else {
+                let _ = out.write(&held.bytes);
+            }
+        }
     }
 
     pub fn cut_all(&self) {
@@ -163,6 +234,10 @@ impl Server {
         [self.block.load(SeqCst), 4096, 32 << 20].iter().for_each(|n| info.extend(n.to_be_bytes()));
         stream.write_all(&reply(3, &info))?;
         stream.write_all(&reply(1, b""))?;
+        let out = Arc::new(Mutex::new(Out { stream: stream.try_clone()?, after: None }));
+        let hold = |bytes: &[u8], is_rest| {
+            self.held.lock().unwrap().push(Held { out: Arc::clone(&out), bytes: bytes.to_vec(), is_rest });
+        };
         let mut later: Vec<u8> = Vec::new();
         loop {
             let head = take(&mut stream, 28)?;
@@ -186,14 +261,14 @@ impl Server {
                 }
                 Deed::Error(code) => {
                     answer[4..8].copy_from_slice(&code.to_be_bytes());
-                    stream.write_all(&answer)?;
+                    out.lock().unwrap().write(&answer)?;
                     continue;
                 }
                 Deed::WrongMagic => answer[0] ^= 1,
                 Deed::WrongCookie => answer[14] ^= 0x80,
                 // How many times the place was used.
                 Deed::Stale => answer[8] ^= 0x40,
-                Deed::Right | Deed::Half | Deed::Later | Deed::Drip => {}
+                _ => {}
             }
             match command {
                 WRITE => write(&data),
@@ -203,8 +278,38 @@ impl Server {
                 }
                 _ => answer.extend(&self.memory.lock().unwrap()[offset as usize..][..len]),
             }
+            if deed == Deed::Garbled {
+                answer[16] ^= 1;
+            }
             match deed {
                 Deed::Later => later.extend(answer),
+                Deed::Never => {}
+                Deed::Late(ms) => {
+                    let out = Arc::clone(&out);
+                    thread::spawn(move || {
+                        thread::sleep(Duration::from_millis(ms));
+                        out.lock().unwrap().write(&answer)
+                    });
+                }
+                Deed::Stalled(ms) => {
+                    let (part, rest) = answer.split_at(answer.len() / 2);
+                    let (other, rest) = (Arc::clone(&out), rest.to_vec());
+                    let mut out = out.lock().unwrap();
+                    if out.after.is_some() {
+                        out.write(&answer)?;
+                        continue;
+                    }
+                    out.stop(part)?;
+                    thread::spawn(move || {
+                        thread::sleep(Duration::from_millis(ms));
+                        other.lock().unwrap().go_on(&rest);
+                    });
+                }
+                Deed::Held => hold(&answer, false),
+                Deed::HeldAfter(part) => {
+                    out.lock().unwrap().stop(&answer[..part])?;
+                    hold(&answer[part..], true);
+                }
                 Deed::Stale | Deed::Drip => {
                     let part = if deed == Deed::Drip { 1 } else { answer.len() };
                     for piece in answer.chunks(part).cycle() {
@@ -218,7 +323,7 @@ impl Server {
                 }
                 _ => {
                     answer.extend(std::mem::take(&mut later));
-                    stream.write_all(&answer)?;
+                    out.lock().unwrap().write(&answer)?;
                 }
             }
         }

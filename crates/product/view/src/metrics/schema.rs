@@ -50,6 +50,8 @@ const GROW: &[&str] = &[
     "fetch_parts/rest_ns",
     "fault_latency_ns/total",
     "spaces/write_errors",
+    "spaces/copies/hedged_reads",
+    "spaces/copies/hedged_reads_won",
     "pool/refused_pages",
     "pool/moved_pages",
     "policies/events_lost",

@@ -211,7 +211,13 @@ pub mod tests {
         full.spaces = vec![
             space("dir:/a", "works"),
             Space {
-                copies: vec![SpaceCopy { name: "nbd://n".into(), state: "down".into(), stale_pages: 12 }],
+                copies: vec![SpaceCopy {
+                    name: "nbd://n".into(),
+                    state: "down".into(),
+                    stale_pages: 12,
+                    hedged_reads: 7,
+                    hedged_reads_won: 6,
+                }],
                 ..space("dir:/a", "draining")
             },
             Space { capacity_bytes: Some(1 << 30), ..space("ram", "full") },
@@ -257,6 +263,8 @@ pub mod tests {
             r#"farshore_up{pid="11",name="odd"} 0"#,
             r#"farshore_dormant{pid="10",name="fits"} 1"#,
             r#"farshore_spaces_copies_stale_pages{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n"} 12"#,
+            r#"farshore_spaces_copies_hedged_reads_total{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n"} 7"#,
+            r#"farshore_spaces_copies_hedged_reads_won_total{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n"} 6"#,
             r#"farshore_spaces_copies_state{pid="7",name="a\"b\\c\\nd",space="dir:/a #2",copy="nbd://n",state="down"} 1"#,
             "# UNIT farshore_fault_latency_seconds seconds",
             r#"farshore_fault_latency_seconds_total{pid="7",name="a\"b\\c\\nd"} 2.0"#,
