@@ -46,8 +46,8 @@ use rustix::io::Errno;
 const SHARE: u64 = 20;
 /// … and so many before any was read, or after a time without late reads.
 const IN_ADVANCE: u64 = PAGES as u64;
-/// No read is late before this, in ns: on a quick network a wake-up takes as long.
-const LATE_LEAST_NS: u64 = 200_000;
+/// No read is late before this, in ns: the kernel's timers are no finer.
+const LATE_LEAST_NS: u64 = 50_000;
 /// A server that is given up after some time is late after this part of it.
 const GIVE_UPS: u64 = 4;
 /// Sizes of reads that are told apart: 1 page, 2, 4 …, and 64.
