@@ -6,6 +6,7 @@
 //! Without `--memory` the limit follows the program: half of all memory that has had bytes in it so far. So a program is asked for
 //! nothing twice, and its size need not be known before.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -139,7 +140,7 @@ pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refus
     let child = start(farshore, Some(memory), &arguments.swap, &arguments.command, &signals)?;
     let name = arguments.command.first().map_or_else(String::new, |name| name.display().to_string());
     let mut follower = Follower::new(child.id(), arguments.memory.is_none());
-    let status = follower.until_the_end(&Over::Child(child), &signals);
+    let status = follower.until_the_end(&Over::child(child), &signals);
     let seconds = started.elapsed().as_secs_f64();
     let mut run = follower.finish(name, status, seconds);
     let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
@@ -209,24 +210,30 @@ fn first_limit() -> Size {
 /// Whose end is waited for.
 #[derive(Debug)]
 pub enum Over {
-    /// A program that was started here.
-    Child(Child),
+    /// A program that was started here, and how it ended: the kernel says so once.
+    Child(Child, OnceCell<Ended>),
     /// A process that was there before.
     Somebodys(u32),
 }
 
 impl Over {
+    /// A program that was started here.
+    pub fn child(child: Child) -> Over {
+        Over::Child(child, OnceCell::new())
+    }
+
     /// How it ended, if it has.
     pub fn look(&self) -> Option<Ended> {
         match self {
-            Over::Child(child) => {
+            Over::Child(_, ended) if ended.get().is_some() => ended.get().copied(),
+            Over::Child(child, ended) => {
                 let pid = Pid::from_raw(child.id() as i32)?;
                 let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).ok()??;
                 let status = std::process::ExitStatus::from_raw(status.as_raw());
-                Some(match (status.code(), status.signal()) {
+                Some(*ended.get_or_init(|| match (status.code(), status.signal()) {
                     (Some(code), _) => Ended::Status(code as u8),
                     (None, signal) => Ended::Signal(signal.unwrap_or(0)),
-                })
+                }))
             }
             Over::Somebodys(pid) => {
                 let stat = told(*pid, "stat").unwrap_or_default();
@@ -309,7 +316,7 @@ impl Follower {
         let (shared, pid) = (self.shared.clone(), self.pid);
         let (asking, answers) = channel();
         // It ends with this process at the latest: a program that is gone may be waited for.
-        let cores = if matches!(over, Over::Child(_)) { Cores::default() } else { Cores::from_now(pid) };
+        let cores = if matches!(over, Over::Child(..)) { Cores::default() } else { Cores::from_now(pid) };
         std::thread::spawn(move || ask(pid, cores, &shared, &asking));
         let (mut sleep, mut looked, begun) = (SLEEP_MIN, Instant::now(), Instant::now());
         let ended = loop {
@@ -484,5 +491,17 @@ fn ask(pid: u32, mut cores: Cores, shared: &Shared, answers: &Sender<Answer>) {
         }
         let pause = if client.is_some() { ASK_EVERY } else { ASK_EVERY / 10 };
         std::thread::sleep(pause.saturating_sub(begun.elapsed()).max(Duration::from_millis(2)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_child_ended_is_known_as_often_as_it_is_asked() {
+        let over = Over::child(Command::new("sh").args(["-c", "exit 7"]).spawn().expect("sh is there"));
+        let first = std::iter::repeat_with(|| over.look()).find(Option::is_some).flatten();
+        assert_eq!((first, over.look(), over.look()), (Some(Ended::Status(7)), first, first));
     }
 }

@@ -77,7 +77,7 @@ fn of_child(arguments: &RecordArgs, farshore: Option<PathBuf>, signals: &Signals
     let pid = child.id();
     let name = arguments.command.first().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
     let mut recorder = Recorder::new(pid, &name, disk);
-    let ended = recorder.until_the_end(&Over::Child(child), signals);
+    let ended = recorder.until_the_end(&Over::child(child), signals);
     let status = ended.status();
     // What there is to say of one that could not be started, `farshore run` has said.
     if (125..=127).contains(&status) && !recorder.heard {
