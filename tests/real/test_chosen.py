@@ -7,6 +7,7 @@ import collections
 import contextlib
 import json
 import random
+import statistics
 import sys
 import threading
 
@@ -156,7 +157,8 @@ class TestChosen(Beside):
         return now
 
     def test_policy_works(self):
-        """Of a loop over more than memory a part stays under second-chance; under fifo all of it comes again each time, also if that was chosen later."""
+        """Of a loop over more than memory a part stays under second-chance; under fifo all of it comes again each time, also if that was chosen later: from the disk, or,
+        more of it on a busy machine, from where it waited to be written."""
         passes, rounds = 48 * MIB // PAGE, []
         with self.program(24 * MIB, self.scan("48M", 16), "--prefetch", "sequential") as program:
             program.line()
@@ -164,12 +166,16 @@ class TestChosen(Beside):
                 done = self.call("set", str(program.pid), f"policy={policy}")
                 expect(done.status == 0, done.err)
                 for _ in range(count):
-                    before = self.counters(program.pid)["swap"]["pages_in"]
+                    before = self.counters(program.pid)
                     program.go_on()
                     program.line()
-                    rounds.append((policy, self.counters(program.pid)["swap"]["pages_in"] - before))
-        kept, all_again = rounds[7][1], rounds[15][1]
-        expect(kept < passes * 0.9 < all_again, f"of {passes} pages a pass: {rounds}")
+                    now = self.counters(program.pid)
+                    rounds.append((policy, now["swap"]["pages_in"] - before["swap"]["pages_in"], (now["copies"]["in_bytes"] - before["copies"]["in_bytes"]) // PAGE))
+        # Of the rounds behind the first ones.
+        read = statistics.median(read for _, read, _ in rounds[4:8])
+        came = statistics.median(came for *_, came in rounds[10:])
+        # The hand of fifo goes round by address, so now and then a part of a pass stays.
+        expect(read < passes * 0.9 and came > max(passes * 0.85, read * 1.05), f"of {passes} pages a pass, read and come: {rounds}")
         return f"pages a pass, of {passes}: {rounds}"
 
     def test_under_load(self):
