@@ -72,6 +72,14 @@ class TestRecord(Command):
             finally:
                 process.kill()
 
+    def record_waiting(self, recording, *words, **how):
+        """Records the program from when its array is filled until it ends; where the array is."""
+        with self.waiting(*words, **how) as (program, first), self.recorder("-o", recording, program.pid) as recorder:
+            program.communicate(b"\n", timeout=PATIENCE)
+            _, err = recorder.communicate(timeout=PATIENCE)
+            expect(program.returncode == 0 and recorder.returncode == 0 and b"events to" in err, f"status {program.returncode}, {recorder.returncode}: {err}")
+        return first
+
     def report(self, recording, part="wrote"):
         """The page of a recording, and what was said."""
         done = self.call("report", recording)
@@ -83,10 +91,7 @@ class TestRecord(Command):
         size, told = 48 * MIB, ""
         for _ in range(TRIES):
             recording = os.path.join(self.view(), "sweep.rec")
-            with self.waiting(str(size), "1M", "1") as (program, first), self.recorder("-o", recording, program.pid) as recorder:
-                program.communicate(b"\n", timeout=PATIENCE)
-                _, err = recorder.communicate(timeout=PATIENCE)
-                expect(recorder.returncode == 0 and b"events to" in err, f"status {recorder.returncode}: {err}")
+            first = self.record_waiting(recording, str(size), "1M", "1")
             data = data_of(self.report(recording))
             told = f"{data['counts']}, {data['lost']} lost"
             if data["lost"] == 0:
@@ -260,10 +265,7 @@ class TestRecord(Command):
         leave are rescued out of turn. LRU and FIFO are then hit in the gaps."""
 
         def record(recording):
-            pathlib.Path(recording).unlink(missing_ok=True)
-            with self.waiting("48M", "4K", "7", memory="32M", options=["--policy", "fifo"]) as (program, _), self.recorder("-o", recording, program.pid) as recorder:
-                program.communicate(b"\n", timeout=PATIENCE)
-                expect(program.returncode == 0 and recorder.wait(PATIENCE) == 0, "it does not end well")
+            self.record_waiting(recording, "48M", "4K", "7", memory="32M", options=["--policy", "fifo"])
 
         rows, told = self.policies(record)
         every = 7 * 48 * MIB // 4096
@@ -278,7 +280,7 @@ class TestRecord(Command):
         """A hot set of 20 MiB in 96, with 32: what keeps pages that are used reads less than what does not."""
 
         def record(recording):
-            done = self.call("record", "--force", "-o", recording, "--memory", "32M", "--", self.public_program("patterns"), "hot", "96M", "20M", "3000000", timeout=240)
+            done = self.call("record", "-o", recording, "--memory", "32M", "--", self.public_program("patterns"), "hot", "96M", "20M", "3000000", timeout=240)
             expect(done.status == 0, f"status {done.status}: {done.err}")
 
         rows, told = self.policies(record)
