@@ -36,8 +36,9 @@ fn is_manager(line: &str, pid: u32) -> bool {
 mod tests {
     use super::*;
     use std::ffi::OsStr;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::ffi::OsStrExt;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn managers_are_known_by_their_command_line() {
@@ -61,8 +62,11 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("farshore-process-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("it is new");
         let program = folder.join(OsStr::from_bytes(b"name \xff) Z"));
-        std::fs::copy("/bin/sleep", &program).expect("there is room");
-        let mut child = Command::new(&program).arg("1000").spawn().expect("it can be run");
+        std::fs::copy("/bin/cat", &program).expect("there is room");
+        let mut child = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be run");
+        // `spawn` returns when the kernel has the old program's memory away, before it has mapped the new one. A program that answers is there.
+        child.stdin.as_mut().expect("it is a pipe").write_all(b"?").expect("it reads");
+        child.stdout.as_mut().expect("it is a pipe").read_exact(&mut [0]).expect("it answers");
         let texts = ["status", "stat", "maps"].map(|file| told(child.id(), file));
         child.kill().expect("it runs");
         child.wait().expect("it has ended");

@@ -231,7 +231,9 @@ fn check_features(features: Features, served: Features) -> Result<(), String> {
 mod tests {
     use super::*;
     use farshore_sys::uffd::UffdOptions;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
+    use std::process::Stdio;
 
     #[test]
     fn who_has_connected() {
@@ -243,7 +245,11 @@ mod tests {
         let [kept, other] = [kept, other].map(|file| OwnedFd::from(file.expect("it is there")));
         let copy = kept.try_clone().expect("there is a number");
         assert_eq!((process.keeps(&copy), process.keeps(&other)), (Ok(()), Ok(())), "a process keeps its own");
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it can be made");
+        let mut child = std::process::Command::new("cat");
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be made");
+        // `spawn` returns before the kernel has closed what a started program does not keep. A program that answers has come so far.
+        child.stdin.as_mut().expect("it is a pipe").write_all(b"?").expect("it reads");
+        child.stdout.as_mut().expect("it is a pipe").read_exact(&mut [0]).expect("it answers");
         let pid = Pid::from_child(&child);
         let second = Process { pid, pidfd: pidfd_open(pid, PidfdFlags::empty()).expect("it is there") };
         match is_description_of(child.id(), 0, copy.as_fd()) {
