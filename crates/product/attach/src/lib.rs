@@ -181,11 +181,12 @@ pub enum Kind {
     /// pointer; `detail` has [`FAULT_WRITE`], [`FAULT_PROTECTED`], [`FAULT_BY_CALL`]. Thread and instruction are 0 where they
     /// are not known (a page that a system call needs, poll mode).
     Fault = 1,
-    /// Pages came from swap space. `detail`: 0 by their own faults, 1 unasked.
+    /// Pages came from swap space. `detail`: 0 by their own faults, 1 unasked. `more[0]`: how many times evictors pass a page over that came by
+    /// its own fault.
     Fetched = 2,
     /// Pages left. `detail`: 1 if they were clean, so that nothing is written.
     Evicted = 3,
-    /// A page that had left came back from RAM, before its write was over: it is used.
+    /// A page that had left came back from RAM, before its write was over: it is used. `more[0]`: how many times evictors pass it over.
     Rescued = 4,
     /// The memory limit is `pages` now.
     Limit = 5,

@@ -217,7 +217,7 @@ impl<W: World> Engine<W> {
             budget: if shape.ablated.caches { budget.without_caches() } else { budget },
             slots,
             health,
-            evictors: Evictors::new(control, partitions, stages),
+            evictors: Evictors::new(control, partitions, stages, sizes.frames),
             requests: Requests::default(),
             wishes: Wishes::default(),
             expected: Expected::default(),

@@ -27,7 +27,7 @@ use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
 use farshore_core::seams::{Came, Policy, Return, Verdict};
 use farshore_core::sync::plain::AtomicU8;
-use farshore_core::word::Word;
+use farshore_core::word::{CHANCES_MAX, Word};
 
 /// A loop is kept in part up to this many times the size of memory: a smaller share of a larger loop gains little.
 const LOOP_MEMORIES: u64 = 5;
@@ -38,7 +38,7 @@ pub enum BuiltIn {
     /// Evicts each page that the hand meets, except for pages that were rescued since it last came by: a rescue proves that the
     /// page is used. Linux reads access bits for this. A process cannot read them, so a page is unmapped and kept in RAM for a
     /// while, and a page that comes back has proved its use (Flexible Swapping §3 calls such a page hot). A page that comes back
-    /// again is left alone for longer.
+    /// again is left alone for longer, and so is one that is read again soon after it has left.
     SecondChance,
     /// First in, first out: like `SecondChance` without the chance.
     Fifo,
@@ -119,8 +119,14 @@ impl Policy for Chosen {
     fn chances(&self, came: Came) -> u8 {
         match came {
             Came::Fetched => 0,
+            // In eighths of a memory full.
+            Came::Returned(Return { distance, frames }) => match distance.saturating_mul(8) / frames.max(1) {
+                0 => CHANCES_MAX,
+                1 => 3,
+                _ => 0,
+            },
             Came::Rescued => 1,
-            Came::RescuedAgain => 3,
+            Came::RescuedAgain => CHANCES_MAX,
         }
     }
 
@@ -148,6 +154,14 @@ mod tests {
         assert_eq!(keep(100, 0), 0);
         assert_eq!(keep(u64::MAX, u64::MAX), u16::MAX, "no overflow");
         assert_eq!(chosen(BuiltIn::Fifo).keep(Return { distance: 0, frames: 100 }), 0);
+    }
+
+    #[test]
+    fn what_comes_back_soon_is_passed_over() {
+        let chosen = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::None);
+        let of = |distance, frames| chosen.chances(Came::Returned(Return { distance, frames }));
+        assert_eq!([0, 99, 100, 199, 200, 800].map(|distance| of(distance, 800)), [7, 7, 3, 3, 0, 0]);
+        assert_eq!((of(u64::MAX, 800), of(1, 0)), (0, 0), "no overflow, and no frames");
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub fn all(scale: u32) -> Vec<Trace> {
         matrices(scale),
         tree(scale),
         sort(scale),
+        grid(scale),
     ]
 }
 
@@ -292,6 +293,33 @@ fn tree(scale: u32) -> Trace {
         pen.touch((1 + inner + leaf) as u32, 2);
     }
     pen.end("b-tree", 0..0)
+}
+
+/// Look-ups of cross sections as XSBench makes them, laid out as the workload `grid` of `farshore-load`: a bisection in the energies of 32 nuclides, a line of the
+/// index, and a point of each of eight nuclides. A page of points is used some twenty times as often as one of the index.
+fn grid(scale: u32) -> Trace {
+    const NUCLIDES: u64 = 32;
+    let (mut pen, mut rng) = (Pen::new(), Rng::new(9));
+    // Words: a point has 6, an energy 1, a line of the index 16.
+    let intervals = u64::from(16_384 / scale) * 512 / (NUCLIDES * 23);
+    let (energies, index) = (NUCLIDES * intervals * 6, NUCLIDES * intervals * 7);
+    let page = |word: u64| (word / 512) as u32;
+    for _ in 0..60_000 / scale {
+        let energy = rng.below(intervals * NUCLIDES);
+        let (mut low, mut high) = (0, intervals * NUCLIDES);
+        while high - low > 1 {
+            let middle = u64::midpoint(low, high);
+            pen.touch(page(energies + middle), 0);
+            if middle <= energy { low = middle } else { high = middle }
+        }
+        let material = rng.below(12);
+        for part in 0..8 {
+            let nuclide = (material * 5 + part * 3) % NUCLIDES;
+            pen.touch(page(index + low * 16 + nuclide / 2), 1);
+            pen.touch(page((nuclide * intervals + low / NUCLIDES) * 6), 2);
+        }
+    }
+    pen.end("grid", 0..0)
 }
 
 /// A record of 64 bytes.

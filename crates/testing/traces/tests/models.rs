@@ -180,6 +180,21 @@ fn the_engine_is_one_of_them() {
     assert_eq!(reads(&mut *model("LRU", &later, limit), &later), 10 * 4096);
 }
 
+/// A page that is fetched soon after it has left is used more often than others: of two sets of pages, of which each page of one is used ten times as often, more of that
+/// one stays, though most of its pages are wanted too late to be rescued. (With no chances for what was fetched a twentieth more is read.)
+#[test]
+fn pages_that_come_back_soon_stay() {
+    let (limit, hot, cold) = (4096_u32, 2000_u32, 20_000_u32);
+    let mut rng = farshore_random::Rng::new(1);
+    let mut next = || if rng.chance(5_000) { rng.below(hot.into()) } else { u64::from(hot) + rng.below(cold.into()) };
+    let pages: Vec<u32> = (0..400_000).map(|_| next() as u32).collect();
+    let trace = trace(&pages);
+    let read = |policy| engine::reads(&trace, limit as usize, policy, prefetch::BuiltIn::None).pages;
+    let (chances, fifo) = (read(BuiltIn::SecondChance), read(BuiltIn::Fifo));
+    println!("{chances} pages read, {fifo} first in, first out");
+    assert!(chances * 100 < fifo * 93, "{chances} pages read, {fifo} first in, first out");
+}
+
 /// What a policy knows of the future is of use: evictors that it tells come nearer to the optimum in each workload.
 #[test]
 fn a_policy_that_knows_the_future_helps_the_engine() {

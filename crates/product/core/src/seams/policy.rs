@@ -20,17 +20,19 @@ pub enum Verdict {
 pub enum Came {
     /// A fault fetched it.
     Fetched,
+    /// A fault fetched it, and nothing beside it; it is known when it had left.
+    Returned(Return),
     /// A fault found it in a stage, so the page is used.
     Rescued,
     /// A fault found it in a stage, and did so the last time it came too: the page is used all the time.
     RescuedAgain,
 }
 
-/// Pages that had left came back, to a program that goes through them in order.
+/// Pages that had left came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Return {
-    /// How many pages left in between. If the program goes round in a loop, the loop has this many pages more than there are
-    /// frames.
+    /// How many pages left in between. If the program goes through them in order, round and round, the loop has this many pages more than
+    /// there are frames.
     pub distance: u64,
     /// Number of frames.
     pub frames: u64,
@@ -47,7 +49,7 @@ pub trait Policy: Sync {
     fn verdict(&self, page: Page, word: Word) -> Verdict;
     /// How many chances a page gets that became resident like this, at most [`crate::word::CHANCES_MAX`].
     fn chances(&self, came: Came) -> u8;
-    /// Which share of such a loop fits into all of memory, in 65,536ths; 0: no part of the loop should stay
+    /// A program that goes through pages in order has brought some back: which share of such a loop fits into all of memory, in 65,536ths; 0: no part of the loop should stay
     /// (`evict::loops`).
     fn keep(&self, _returned: Return) -> u16 {
         0

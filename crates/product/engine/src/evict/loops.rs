@@ -107,6 +107,12 @@ impl Loops {
         self.now.load(Ordering::Relaxed)
     }
 
+    /// How many pages had left as of the last batch. Goes round.
+    #[inline]
+    pub(crate) fn left(&self) -> u64 {
+        u64::from(self.now()) * UNIT
+    }
+
     /// Another policy has the say: no part of a loop is kept until one comes back under it. A fault that has asked the policy
     /// before may still see to it that a part is kept, until no loop was seen for half a memory full of pages.
     pub(crate) fn forget(&self) {

@@ -9,6 +9,7 @@
 //! | [`partition`] | the lists that evictors take victims from |
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |
+//! | `refaults` | when pages left, for those that come back soon |
 //! | `obstacles` | why no page leaves |
 mod choose;
 pub mod control;
@@ -17,6 +18,7 @@ mod obstacles;
 pub mod pace;
 pub mod partition;
 pub mod pipeline;
+mod refaults;
 mod ring;
 mod select;
 pub mod stage;
@@ -31,6 +33,7 @@ use loops::Loops;
 use obstacles::Obstacles;
 use pace::Control;
 use partition::Partitions;
+use refaults::Refaults;
 use stage::Stages;
 
 /// What the evictors of one engine share.
@@ -40,6 +43,7 @@ pub(crate) struct Evictors {
     pub(crate) lists: Partitions,
     pub(crate) stages: Stages,
     pub(crate) loops: Loops,
+    pub(crate) refaults: Refaults,
     pub(crate) obstacles: Obstacles,
     /// The watcher is to be woken when evictors begin, once.
     alarm: AtomicBool,
@@ -48,13 +52,14 @@ pub(crate) struct Evictors {
 }
 
 impl Evictors {
-    /// `lists`: how many, one for each core or evictor.
-    pub(crate) fn new(pace: Control, lists: usize, stages: Stages) -> Evictors {
+    /// `lists`: how many, one for each core or evictor. `frames`: those of the first limit.
+    pub(crate) fn new(pace: Control, lists: usize, stages: Stages, frames: u64) -> Evictors {
         Evictors {
             pace,
             lists: Partitions::new(lists),
             stages,
             loops: Loops::default(),
+            refaults: Refaults::new(frames),
             obstacles: Obstacles::default(),
             alarm: AtomicBool::new(false),
             written: Event::new(),

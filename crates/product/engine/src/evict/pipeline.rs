@@ -706,7 +706,10 @@ impl<W: World> Engine<W> {
         }
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {
-            StageStep::Done => true,
+            StageStep::Done => {
+                self.evictors.refaults.note_out(self.evictors.stages.page(stage), self.evictors.loops.left());
+                true
+            }
             StageStep::Held => false,
             StageStep::Gone => match self.evictors.stages.vacancy(stage) {
                 Vacancy::Held => false,

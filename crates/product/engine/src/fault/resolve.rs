@@ -30,7 +30,7 @@ use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Reads, World};
+use farshore_core::seams::{Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Reads, Return, World};
 use farshore_core::table::PageRef;
 use farshore_core::wait::Ticket;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
@@ -90,6 +90,8 @@ pub struct Fault {
     /// When the fault's patience was last counted.
     patient_since_ns: u64,
     parts: Option<Parts>,
+    /// What the page got when it came.
+    chances: u8,
     phase: Phase,
 }
 
@@ -177,6 +179,7 @@ impl Fault {
             patience: 0,
             patient_since_ns: 0,
             parts: Parts::of(now_ns),
+            chances: 0,
             phase: Phase::Start,
         }
     }
@@ -485,6 +488,7 @@ impl<W: World> Engine<W> {
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
         let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
+        fault.chances = chances;
         match self.unstage(fault.page, at, was, fault.access, chances, fault.core) {
             Ok(()) => self.done(fault, FaultKind::Rescue),
             Err(why) => self.not_mapped(fault, at, was, why),
@@ -555,7 +559,8 @@ impl<W: World> Engine<W> {
         self.part_ended(fault);
         let protected = epoch.has_moved(at.granule);
         self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
-        let chances = self.policy.chances(Came::Fetched);
+        let chances = self.policy.chances(self.how_it_came(fault.page, along));
+        fault.chances = chances;
         if dirty {
             if !is_planted(Canary::Slot) {
                 self.slots.free(slot);
@@ -566,6 +571,13 @@ impl<W: World> Engine<W> {
         }
         self.list_granule(at.granule, fault.page, fault.core);
         self.done(fault, FaultKind::Fetch)
+    }
+
+    /// Pages that come with others are a stream's, whose returns say how long it is and not how often it is used (`evict::loops`).
+    fn how_it_came(&self, page: Page, along: Along) -> Came {
+        let evictors = &self.evictors;
+        let distance = if along.pages() == 1 { evictors.refaults.since_out(page, evictors.loops.left()) } else { None };
+        distance.map_or(Came::Fetched, |distance| Came::Returned(Return { distance, frames: self.frames().limit() }))
     }
 
     /// The read failed, or its bytes are wrong: it is tried again, without other pages, a few times.
@@ -616,8 +628,9 @@ impl<W: World> Engine<W> {
 
     /// Tells which page has come. No clock is read for it: that takes longer than all else.
     #[cold]
-    fn tell_done(&self, page: Page, what: Kind, now_ns: u64) {
-        self.tell_event(&Event { ns: now_ns, ..Event::new(what, page.addr(), 1) });
+    fn tell_done(&self, fault: &Fault, what: Kind, now_ns: u64) {
+        let more = [fault.chances.into(), 0, 0];
+        self.tell_event(&Event { ns: now_ns, more, ..Event::new(what, fault.page.addr(), 1) });
     }
 
     /// A fault has waited for a page that another thread had.
@@ -663,7 +676,7 @@ impl<W: World> Engine<W> {
             _ => None,
         };
         if let Some(what) = what.filter(|&what| self.is_wanted(what)) {
-            self.tell_done(fault.page, what, now);
+            self.tell_done(fault, what, now);
         }
         Step::Done
     }

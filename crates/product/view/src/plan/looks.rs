@@ -1,7 +1,7 @@
 //! How many more pages would come back with less memory than the run had, from how long pages were away.
 //!
 //! Accesses to pages that are there make no fault, so no event tells what a smaller memory would have missed. But evictors have no access bits:
-//! they send pages away nearly without regard to their use: those alone that were rescued are passed over, once or three times, and stand for so many more when they leave.
+//! they send pages away nearly without regard to their use: those alone that came back soon are passed over some times, as events tell, and stand for so many more when they leave.
 //! So each eviction is a *look* at one page of those that are there, at a moment that has nothing
 //! to do with its accesses, and the time until the page comes back is the time `r` until it would have been accessed. While nothing leaves, a few pages are
 //! sent away for a look ([`super::asked`]).
@@ -48,9 +48,6 @@ const LOOKS_LEAST: f64 = 256.0;
 const SLICES_MOST: usize = 64;
 /// … of at least this time, ns.
 const SLICE_LEAST: u64 = 125_000_000;
-/// How often evictors pass over a page that was rescued, and one that was rescued again: the policy that is the default.
-const CHANCES: u8 = 1;
-const CHANCES_AGAIN: u8 = 3;
 /// A slice with fewer looks is one with the next.
 const LOOKS_A_SLICE: f64 = 48.0;
 /// What a fault takes is known of a slice with so many.
@@ -63,8 +60,8 @@ pub struct Looks {
     most: usize,
     /// Those that are away.
     away: HashMap<u64, Away, BuildHasherDefault<Mixed>>,
-    /// Those that were rescued, and how often evictors pass them over before they leave again.
-    chances: HashMap<u64, u8, BuildHasherDefault<Mixed>>,
+    /// How often evictors pass those over that came back soon, before they leave again.
+    chances: HashMap<u64, Since, BuildHasherDefault<Mixed>>,
     /// How many of them were asked to leave for a look.
     asked: usize,
     slices: Vec<Slice>,
@@ -84,12 +81,34 @@ struct Away {
     asked: bool,
     /// How many looks it stands for.
     looks: f64,
+    /// Why evictors passed it over before.
+    since: Since,
+}
+
+/// How long pages linger follows from how many are passed over, and that from how long they linger: in so many rounds.
+const ROUNDS: usize = 8;
+/// Pages that come back so soon are passed over: within this part of the time for which a page stays.
+const SOON: f64 = 0.25;
+
+/// When a page had left that came back soon.
+#[derive(Clone, Copy, Debug, Default)]
+struct Since {
+    chances: u8,
+    /// It was read, not rescued.
+    read: bool,
+    /// How long it had been away.
+    bucket: u16,
 }
 
 impl Away {
     /// How many looks it stands for, where one of the sample stands for `weight`.
     fn stands_for(&self, weight: f64) -> f64 {
         if self.asked { 1.0 } else { self.looks * weight }
+    }
+
+    /// At how many of them evictors passed it over.
+    fn passed(&self, weight: f64) -> f64 {
+        if self.asked { 0.0 } else { (self.looks - 1.0) * weight }
     }
 }
 
@@ -98,6 +117,7 @@ impl Away {
 struct Group {
     count: f64,
     stands_for: f64,
+    passed: f64,
 }
 
 /// A part of the run.
@@ -109,6 +129,10 @@ struct Slice {
     /// How many looks there were; and what they tell, where one stands for all that the sample leaves out: by how long it took until the page was wanted, …
     looks: f64,
     back: Vec<f64>,
+    /// (of which so many passed the page over, …
+    passed: Vec<f64>,
+    /// … since it had been rescued, or read, so soon after it had left), …
+    passed_since: [Vec<f64>; 2],
     /// … and at pages that were wanted no more.
     never: f64,
     /// Pages that left for ever, by themselves.
@@ -187,6 +211,8 @@ impl Slice {
             held: 0.0,
             looks: 0.0,
             back: none.clone(),
+            passed: none.clone(),
+            passed_since: [none.clone(), none.clone()],
             never: 0.0,
             lost: 0.0,
             whole: none.clone(),
@@ -213,7 +239,15 @@ impl Slice {
         ] {
             *sum += one;
         }
-        for (all, ones) in [(&mut self.back, &other.back), (&mut self.whole, &other.whole), (&mut self.moments, &other.moments)] {
+        let [rescued, read] = &mut self.passed_since;
+        for (all, ones) in [
+            (rescued, &other.passed_since[0]),
+            (read, &other.passed_since[1]),
+            (&mut self.back, &other.back),
+            (&mut self.passed, &other.passed),
+            (&mut self.whole, &other.whole),
+            (&mut self.moments, &other.moments),
+        ] {
             all.iter_mut().zip(ones).for_each(|(sum, one)| *sum += one);
         }
     }
@@ -240,11 +274,20 @@ impl Slice {
             if self.fits(middle) <= room { low = middle } else { high = middle }
         }
         let stay = low;
-        // `room / stay` leave in a unit of time, so each lingers for as long as it takes until all stages were used; who is wanted meanwhile is rescued.
-        let lingers = staged * stay / room;
+        // `room / stay` are looked at in a unit of time. Of those that were passed over in the run, some have come back soon enough here, too; the others leave, and
+        // each lingers for as long as it takes until all stages were used: who is wanted meanwhile is rescued.
         let back: f64 = self.back.iter().sum();
-        let rescued: f64 = self.back.iter().enumerate().filter(|(n, _)| time(*n) < lingers).map(|(_, count)| count).sum();
-        let pages = (self.ns * room / stay - self.lost).max(0.0) * if back > 0.0 { 1.0 - rescued / back } else { 1.0 };
+        let all: f64 = self.passed_since.iter().flatten().sum();
+        let soon = |since: &[f64], until: f64| -> f64 { (0..TIMES).filter(|&n| time(n) < until).map(|n| since[n]).sum() };
+        let [rescued, read] = &self.passed_since;
+        let (mut lingers, mut passes) = (staged * stay / room, 0.0);
+        for _ in 0..if all > 0.0 { ROUNDS } else { 0 } {
+            passes = (soon(rescued, lingers) + soon(read, stay * SOON)) / all;
+            lingers = staged * stay / room / (1.0 - passes * all / (back + self.never));
+        }
+        let read = |n: usize| if time(n) < lingers { 0.0 } else { (self.back[n] - self.passed[n] * passes).max(0.0) };
+        let read: f64 = (0..TIMES).map(read).sum();
+        let pages = (self.ns * room / stay - self.lost).max(0.0) * if back > 0.0 { read / back } else { 1.0 };
         Returns { pages, faults: pages * if self.fetched > 0.0 { self.asked / self.fetched } else { 1.0 } }
     }
 }
@@ -301,8 +344,8 @@ impl Looks {
             return;
         }
         // An evictor came by as often as it passed the page over, and once more. Who is asked to leave is not passed over.
-        let passed = self.chances.remove(&page).filter(|_| !asked).unwrap_or(0);
-        let before = self.away.insert(page, Away { since_ns: ns, asked, looks: 1.0 + f64::from(passed) });
+        let since = self.chances.remove(&page).filter(|_| !asked).unwrap_or_default();
+        let before = self.away.insert(page, Away { since_ns: ns, asked, looks: 1.0 + f64::from(since.chances), since });
         self.asked = self.asked + usize::from(asked) - usize::from(before.is_some_and(|before| before.asked));
         if (self.away.len() - self.asked).max(self.chances.len()) > self.most {
             self.sample.thin_out();
@@ -312,8 +355,8 @@ impl Looks {
         }
     }
 
-    /// A page has come back. Whether it had left for a look.
-    pub fn came(&mut self, page: u64, ns: u64, how: Came) -> bool {
+    /// A page has come back, and evictors will pass it over so many times. Whether it had left for a look.
+    pub fn came(&mut self, page: u64, ns: u64, how: Came, chances: u8) -> bool {
         let weight = 1.0 / self.sample.rate();
         let Some(away) = self.remove(page) else { return false };
         // Events of two threads may be told in another order.
@@ -324,8 +367,11 @@ impl Looks {
         self.ended += 1.0;
         slice.looks += 1.0;
         slice.back[bucket(took as f64)] += away.stands_for(weight);
-        if how == Came::Rescued && self.sample.has(page) {
-            self.chances.insert(page, if away.looks > 1.0 { CHANCES_AGAIN } else { CHANCES });
+        slice.passed[bucket(took as f64)] += away.passed(weight);
+        slice.passed_since[usize::from(away.since.read)][usize::from(away.since.bucket)] += away.passed(weight);
+        if chances > 0 && self.sample.has(page) {
+            let since = Since { chances, read: how != Came::Rescued, bucket: bucket(took as f64) as u16 };
+            self.chances.insert(page, since);
         }
         if away.asked {
             return true;
@@ -438,6 +484,7 @@ impl Looks {
             let group = groups.entry((self.place(away.since_ns), followed, away.asked)).or_default();
             group.count += 1.0;
             group.stands_for += away.stands_for(weight);
+            group.passed += away.passed(weight);
         }
         // The part that is wanted at a time, of those that are not wanted before.
         let mut hazard = vec![0.0; TIMES];
@@ -445,7 +492,7 @@ impl Looks {
             never += ended[n] + going[n];
             hazard[n] = if never > 0.0 { ended[n] / never } else { 0.0 };
         }
-        for ((place, followed, asked), Group { count, stands_for }) in groups {
+        for ((place, followed, asked), Group { count, stands_for, passed }) in groups {
             if let Some(slice) = all.slices.get_mut(place) {
                 slice.looks += count;
             }
@@ -458,6 +505,7 @@ impl Looks {
                 still -= now;
                 if let Some(slice) = all.slices.get_mut(place) {
                     slice.back[n] += now;
+                    slice.passed[n] += now * passed / stands_for;
                 }
             }
             if let Some(slice) = all.slices.get_mut(place) {
@@ -569,6 +617,8 @@ mod tests {
 
     /// Between two accesses of a trace, ns.
     const TURN: u64 = 10_000;
+    /// How often evictors pass over a page that was rescued, and one that was rescued again.
+    const CHANCES: [u8; 2] = [1, 7];
 
     /// A memory that sends away any page but those that have chances, and lets the last ones linger: misses after all pages were touched once, and what was heard. Each
     /// `look_every` turns a page that is there is looked at, once something has left. At most `most` are followed.
@@ -588,7 +638,7 @@ mod tests {
                 }
             }
             if asked.remove(&page) {
-                assert!(looks.came(page, ns, Came::Asked));
+                assert!(looks.came(page, ns, Came::Asked, 0));
             }
             if !here.insert(page) {
                 continue;
@@ -612,15 +662,15 @@ mod tests {
             there.push(page);
             if let Some(place) = lingering.iter().position(|&other| other == page) {
                 lingering.remove(place);
-                looks.came(page, ns, Came::Rescued);
-                let given = if chances.contains_key(&page) { CHANCES_AGAIN } else { CHANCES };
+                let given = CHANCES[usize::from(chances.contains_key(&page))];
+                looks.came(page, ns, Came::Rescued, given);
                 chances.insert(page, (given, given));
                 continue;
             }
             chances.remove(&page);
             if !known.insert(page) {
                 misses += 1.0;
-                looks.came(page, ns, Came::Asked);
+                looks.came(page, ns, Came::Asked, 0);
             }
         }
         looks.at(trace.len() as u64 * TURN, there.len() as f64);
@@ -705,26 +755,21 @@ mod tests {
     }
 
     #[test]
-    fn who_was_rescued_stands_for_the_times_that_evictors_passed_it_over() {
-        use farshore_core::seams::{Came as Back, Policy};
-        use farshore_policy::{BuiltIn, Chosen, prefetch};
-        let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::None);
-        let given = [Back::Rescued, Back::RescuedAgain].map(|came| policy.chances(came));
-        assert_eq!(given, [CHANCES, CHANCES_AGAIN]);
+    fn who_came_back_soon_stands_for_the_times_that_evictors_passed_it_over() {
         let mut looks = Looks::default();
         looks.at(1, 0.0);
-        for (ns, how, stands_for) in
-            [(10, Came::Rescued, 1.0), (20, Came::Rescued, 2.0), (30, Came::Asked, 4.0), (40, Came::Asked, 1.0)]
+        for (ns, how, chances, stands_for) in
+            [(10, Came::Rescued, 1, 1.0), (20, Came::Rescued, 7, 2.0), (30, Came::Asked, 3, 8.0), (40, Came::Asked, 0, 4.0)]
         {
             looks.left(7, ns, false);
             assert_eq!(looks.away[&7].looks, stands_for);
-            looks.came(7, ns + 5, how);
+            looks.came(7, ns + 5, how, chances);
         }
         looks.left(7, 50, false);
-        looks.came(7, 55, Came::Rescued);
+        looks.came(7, 55, Came::Rescued, 1);
         looks.left(7, 60, true);
         assert_eq!(looks.away[&7].looks, 1.0, "who is asked to leave is not passed over");
-        assert_eq!(looks.slices[0].back.iter().sum::<f64>(), 9.0);
+        assert_eq!(looks.slices[0].back.iter().sum::<f64>(), 16.0);
     }
 
     #[test]
@@ -760,7 +805,11 @@ mod tests {
         looks.gone(0, 10, 2000);
         looks.gone(500, u64::MAX - 500, 2000);
         assert_eq!(looks.away.len(), 490);
-        assert!(!looks.came(4, 3000, Came::Asked) && looks.came(12, 3000, Came::Asked) && !looks.came(13, 3000, Came::Unasked));
+        assert!(
+            !looks.came(4, 3000, Came::Asked, 0)
+                && looks.came(12, 3000, Came::Asked, 0)
+                && !looks.came(13, 3000, Came::Unasked, 0)
+        );
         assert_eq!((looks.slices[0].never, looks.slices[0].lost), (510.0, 255.0));
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use farshore_beside::{Event, FAULT_PROTECTED, Kind, PAGE, State};
 use farshore_config::stats::Stats;
 use farshore_core::limits::{batch_pages, high_watermark, stages_each};
+use farshore_core::word::CHANCES_MAX;
 
 use super::ghosts::{Ghosts, Return};
 use super::looks::{Came, Fewer, Looks};
@@ -101,18 +102,19 @@ impl Watch {
             Kind::Rescued => {
                 self.ghosts.came(first);
                 self.begun.remove(&first);
-                self.looked_rescued += u64::from(self.looks.came(first, ns, Came::Rescued));
+                self.looked_rescued += u64::from(self.looks.came(first, ns, Came::Rescued, chances(event)));
             }
             Kind::Fetched => {
                 let had = self.had(state);
                 let how = if event.detail == 0 { Came::Asked } else { Came::Unasked };
+                let given = if how == Came::Asked { chances(event) } else { 0 };
                 let begun = self.begun.remove(&first).filter(|_| how == Came::Asked);
                 if let Some(took) = begun.map(|begun| ns.saturating_sub(begun)) {
                     self.looks.waited(ns, took);
                 }
                 (first..first + pages).for_each(|page| {
                     // It would have been there.
-                    if self.looks.came(page, ns, how) {
+                    if self.looks.came(page, ns, how, given) {
                         self.ghosts.came(page);
                         self.looked_back += 1;
                         return;
@@ -244,6 +246,11 @@ pub fn limit_for(room: u64, evictors: u64) -> u64 {
         if middle.saturating_sub(taken(middle)) >= room { high = middle } else { low = middle }
     }
     high.next_multiple_of(PAGE)
+}
+
+/// How many times evictors pass over the page of an event. (The program can write any number.)
+fn chances(event: &Event) -> u8 {
+    event.more[0].min(CHANCES_MAX.into()) as u8
 }
 
 /// With eight significant bits, rounded up: so there are some thousand different ones at most.

@@ -1,0 +1,108 @@
+//! Refaults: pages that are fetched soon after they have left.
+//!
+//! A fetch alone says little about a page: it may have been wanted once. But one that is wanted again while few pages have left since it did is used more
+//! often than those that stayed (Linux' refault distance, `mm/workingset.c`). So evictors write down when the bytes of a page are in its slot only, and the
+//! fault that fetches it tells the policy how many pages have left meanwhile ([`Came::Returned`](farshore_core::seams::Came::Returned)). A page that comes back sooner
+//! than that is rescued from its stage.
+//!
+//! # What is written down
+//!
+//! ```text
+//!   mark of a page:  16 bits of a hash of its number │ 16 bits of time
+//! ```
+//!
+//! Pages share a table of marks, one for each frame or two: so most pages are still known when a quarter of a memory full of others has left. Time is counted in
+//! pages that have left, in 64ths of a memory full, and goes round after 1,024 memories full.
+//!
+//! All of this is hints: any thread may write any mark at any time. A page that is taken for another one (one in 65,536 of those that share a mark), or a time that
+//! has gone round, costs some rounds in which a page stays that should have left.
+
+use alloc::boxed::Box;
+use core::sync::atomic::Ordering;
+use farshore_core::page::Page;
+use farshore_core::sync::plain::AtomicU32;
+
+/// Units of time in a memory full of pages.
+const UNITS: u64 = 64;
+/// Fewest and most marks.
+const MARKS: (u64, u64) = (1 << 10, 1 << 24);
+
+/// When pages left.
+#[derive(Debug)]
+pub(crate) struct Refaults {
+    marks: Box<[AtomicU32]>,
+    /// Pages that leave in one unit of time.
+    unit: u64,
+}
+
+impl Refaults {
+    /// For a memory of so many frames at first. A limit that grows later leaves this as it is: pages that are away for longer are then forgotten.
+    pub(super) fn new(frames: u64) -> Refaults {
+        let marks = 1_u64 << frames.clamp(MARKS.0, MARKS.1).ilog2();
+        Refaults { marks: (0..marks).map(|_| AtomicU32::new(0)).collect(), unit: (frames / UNITS).max(1) }
+    }
+
+    /// The mark of a page, and its upper half.
+    fn mark(&self, page: Page) -> (&AtomicU32, u32) {
+        // The upper bits of a multiplication by 2^64 / golden ratio. A hash of 0 would not be told from a mark that nobody has written.
+        let hash = page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (&self.marks[(hash >> 40) as usize & (self.marks.len() - 1)], ((hash >> 24) as u32 & 0xffff).max(1) << 16)
+    }
+
+    fn time(&self, left: u64) -> u16 {
+        (left / self.unit) as u16
+    }
+
+    /// The bytes of `page` are in its slot only from now on, when `left` pages have left in all.
+    #[inline]
+    pub(super) fn note_out(&self, page: Page, left: u64) {
+        let (mark, whose) = self.mark(page);
+        mark.store(whose | u32::from(self.time(left)), Ordering::Relaxed);
+    }
+
+    /// How many pages have left since `page` did, to a sixty-fourth of a memory full; `None`: it is not known. `left`: how many have in all.
+    #[inline]
+    pub(crate) fn since_out(&self, page: Page, left: u64) -> Option<u64> {
+        let (mark, whose) = self.mark(page);
+        let mark = mark.load(Ordering::Relaxed);
+        (mark & 0xffff << 16 == whose).then(|| u64::from(self.time(left).wrapping_sub(mark as u16)) * self.unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_known_again_for_a_quarter_of_a_memory_full() {
+        let frames = 20_000;
+        let refaults = Refaults::new(frames);
+        assert_eq!(refaults.since_out(Page(7), 0), None, "nothing has left");
+        // Pages leave one after the other, from far along the time.
+        let first = 1 << 40;
+        let pages = || (0..frames).map(|n| (Page(0x7f00_0000_0000 + n * 3), first + n));
+        pages().for_each(|(page, left)| refaults.note_out(page, left));
+        let now = first + frames;
+        let (mut known, mut recent) = (0, 0);
+        for (page, left) in pages() {
+            if let Some(since) = refaults.since_out(page, now) {
+                assert!(since.abs_diff(now - left) <= frames / UNITS, "{page:?}: {since} for {}", now - left);
+                known += 1;
+                recent += u64::from(now - left <= frames / 4);
+            }
+        }
+        assert!(recent > frames / 4 * 3 / 4 && known < frames * 9 / 10, "{recent} of {}, {known} in all", frames / 4);
+        let strangers = (0..10_000).filter(|n| refaults.since_out(Page(0x5500_0000_0000 + n * 7), now).is_some()).count();
+        assert!(strangers <= 5, "{strangers} pages that have never left are taken for others");
+    }
+
+    #[test]
+    fn there_are_marks_for_any_memory() {
+        for (frames, marks) in [(0, 1 << 10), (256, 1 << 10), (5000, 1 << 12), (u64::MAX, 1 << 24)] {
+            let refaults = Refaults::new(frames);
+            assert_eq!(refaults.marks.len(), marks);
+            refaults.note_out(Page(9), u64::MAX);
+            assert_eq!(refaults.since_out(Page(9), u64::MAX), Some(0));
+        }
+    }
+}
