@@ -134,6 +134,6 @@ class Spaces(Command):
             program.area = int(program.answer()[1], 16)
             yield program
 
-    def load(self, size, seconds):
-        """A workload that verifies what it has updated."""
-        return [harness.find_load(), "random", f"--size={size}", "--threads=3", f"--seconds={seconds}", "--warmup=0"]
+    def load(self, size):
+        """Three threads that update memory until the input ends, and verify it; `filled` is said when they begin."""
+        return [self.public_program("updates"), size, "3"]

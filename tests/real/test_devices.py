@@ -266,10 +266,10 @@ class TestDevices(Spaces):
         """A device comes while a program runs, takes all that a file held, and goes again: nobody has it any more."""
         (rest,) = self.folders("rest")
         with self.loop(200 * MIB) as (device, _):
-            with self.program("20M", [rest], self.load("64M", 5)) as program:
+            with self.program("20M", [rest], self.load("64M")) as program:
                 # Its pages would be plain there, for the programs that it starts.
                 program.fails(f"swap+=dev:{device},force", "--encrypt")
-            with self.program("20M", [rest], self.load("64M", 5), ["--encrypt"]) as program:
+            with self.program("20M", [rest], self.load("64M"), ["--encrypt"]) as program:
                 for _ in range(2):
                     program.change(f"swap+=dev:{device},force")
                     program.change(f"swap-={rest}")
