@@ -13,7 +13,7 @@ import threading
 
 import harness
 from harness import MIB, PAGE, expect
-from test_policy import Beside, farshore_policy
+from test_policy import TRIES, Beside, farshore_policy
 
 POLICIES = ("second-chance", "fifo")
 PREFETCHERS = ("sequential", "stride", "majority", "none")
@@ -182,25 +182,33 @@ class TestChosen(Beside):
         """Threads that write, check and move their memory see every byte as it should be while both change every few milliseconds, in each mode."""
         told = []
         for mode in self.modes():
-            with self.storm("--fault", mode) as program, self.switching(program.pid) as seen:
-                program.process.popen.stdin.close()
-                self.until("it ends", lambda: not program.process.alive(), 240)
-            # The storm is over in a second on an idle machine.
-            expect(seen.total() >= 20, f"{mode}: only {seen.total()} changes")
-            told.append(f"{mode}: {seen.total()} changes")
+            changes = storms = 0
+            # A storm is over in a second on an idle machine; on a busy one this process may have had few turns by then.
+            while changes < 20:
+                storms += 1
+                expect(storms <= TRIES, f"{mode}: only {changes} changes in {TRIES} storms")
+                with self.storm("--fault", mode) as program, self.switching(program.pid) as seen:
+                    program.process.popen.stdin.close()
+                    self.until("it ends", lambda: not program.process.alive(), 240)  # noqa: B023
+                changes += seen.total()
+            told.append(f"{mode}: {changes} changes in {storms} storms")
         return ", ".join(told)
 
     def test_forks(self):
         """Processes that fork and check what each sees, while both change: children begin with what is in force in their parents."""
         argv = [self.public_program("forks"), "8", "7", "both", "generations", "workers", "threads", "anywhere"]
         native = self.call_program(argv, timeout=120)
-        with self.program(6 * MIB, argv) as program:
-            with self.switching(program.pid) as seen:
-                program.process.popen.stdin.close()
-                self.until("it ends", lambda: not program.process.alive(), 240)
-        expect(program.out == native.out and native.status == 0, f"printed other than natively: {program.out[-300:]}")
-        expect(seen.total() >= 20, f"only {seen.total()} changes")
-        return f"{seen.total()} changes"
+        changes = runs = 0
+        while changes < 20:
+            runs += 1
+            expect(runs <= TRIES, f"only {changes} changes in {TRIES} runs")
+            with self.program(6 * MIB, argv) as program:
+                with self.switching(program.pid) as seen:
+                    program.process.popen.stdin.close()
+                    self.until("it ends", lambda: not program.process.alive(), 240)  # noqa: B023
+            expect(program.out == native.out and native.status == 0, f"printed other than natively: {program.out[-300:]}")
+            changes += seen.total()
+        return f"{changes} changes in {runs} runs"
 
     def test_family(self):
         """What is set counts for this process, the children that it forks and the programs that it starts from then on, and for no relative that is there already."""
