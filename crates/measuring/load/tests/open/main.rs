@@ -71,22 +71,33 @@ fn right_array() -> Server {
     udp(|_, request, answer| answer(&array(request)))
 }
 
-/// All of about `expected` requests (Poisson: six standard deviations) were answered, once and rightly.
-fn all_answered(ran: &Ran, expected: f64) {
-    let sent = ran.count("sent");
-    #[expect(clippy::cast_precision_loss)]
-    let off = (sent as f64 - expected).abs();
-    assert!(off < 6.0 * expected.sqrt(), "{sent} sent, {expected} expected");
-    assert_eq!([ran.count("answered"), ran.count("unsent"), ran.count("misses")], [sent, 0, 0]);
-    assert_eq!((ran.count("lost"), ran.count("duplicates"), ran.count("late_answers")), (0, 0, 0));
+/// How often a run is made again that the machine's other work has held up.
+const TRIES: usize = 10;
+
+/// A run of about `expected` requests (Poisson: six standard deviations), all of which were answered, once and rightly. Where the generator gets no processor some are not
+/// sent, which it says, and where the server gets none the kernel drops datagrams: then there is another run. No answer is lost of one that came.
+fn all_answered(words: &str, expected: f64) -> Ran {
+    for _ in 0..TRIES {
+        let ran = run(0, words);
+        let [sent, unsent, lost] = ["sent", "unsent", "lost"].map(|name| ran.count(name));
+        #[expect(clippy::cast_precision_loss)]
+        let off = ((sent + unsent) as f64 - expected).abs();
+        assert!(off < 6.0 * expected.sqrt(), "{sent} sent and {unsent} not, {expected} expected");
+        assert_eq!([ran.count("answered") + lost, ran.count("misses"), ran.count("duplicates")], [sent, 0, 0]);
+        assert!(lost == 0 || words.contains("udp:"), "{lost} lost");
+        if (unsent, lost, ran.count("late_answers")) == (0, 0, 0) {
+            return ran;
+        }
+    }
+    panic!("{words}: in none of {TRIES} runs all were sent and answered");
 }
 
 #[test]
 fn numbers_over_datagrams() {
     let server = right_array();
     for more in ["--connections 1", "--connections 6 --threads 2 --keys zipf:0.99", "--connections 4 --spin 0s"] {
-        let ran = run(0, &format!("array {} --rate 2000 --seconds 0.5 --warmup 0.1 --timeout 20s {more}", server.target));
-        all_answered(&ran, 1000.0);
+        let words = format!("array {} --rate 2000 --seconds 0.5 --warmup 0.1 --timeout 20s {more}", server.target);
+        let ran = all_answered(&words, 1000.0);
         let said = String::from_utf8_lossy(&ran.output.stdout).into_owned();
         for word in ["rate asked 2000/s", "p99.9", "lost 0", "lag"] {
             assert!(said.contains(word), "{word:?} is not in {said}");
@@ -98,8 +109,8 @@ fn numbers_over_datagrams() {
 fn numbers_over_connections() {
     let server = tcp(frames::<16>(array));
     for more in ["--connections 1", "--connections 5 --threads 2"] {
-        let ran = run(0, &format!("array {} --rate 4000 --seconds 0.5 --warmup 0.1 --timeout 20s {more}", server.target));
-        all_answered(&ran, 2000.0);
+        let words = format!("array {} --rate 4000 --seconds 0.5 --warmup 0.1 --timeout 20s {more}", server.target);
+        all_answered(&words, 2000.0);
     }
     // Answers that come in pieces.
     let server = tcp(|mut stream| {
@@ -118,8 +129,7 @@ fn numbers_over_connections() {
             rest.clear();
         }
     });
-    let ran = run(0, &format!("array {} --rate 1000 --seconds 0.5 --warmup 0 --timeout 20s", server.target));
-    all_answered(&ran, 500.0);
+    all_answered(&format!("array {} --rate 1000 --seconds 0.5 --warmup 0 --timeout 20s", server.target), 500.0);
 }
 
 #[test]
@@ -128,8 +138,7 @@ fn scans_and_gets() {
     let by_tcp = tcp(frames::<24>(|request| scan(request, 1000)));
     for server in [&by_udp, &by_tcp] {
         let words = format!("scan {} --items 1000 --mix get=50,scan=50 --rate 2000 --seconds 0.5 --warmup 0", server.target);
-        let ran = run(0, &format!("{words} --timeout 20s"));
-        all_answered(&ran, 1000.0);
+        let ran = all_answered(&format!("{words} --timeout 20s"), 1000.0);
         let scans = ran.json["operations"][1]["answered"].as_u64().unwrap_or(0);
         assert!(ran.json["operations"][1]["name"] == "scan" && (350..650).contains(&scans), "{scans}");
     }
@@ -292,8 +301,7 @@ fn memcached_over_both() {
     for (transport, sizes) in [("tcp", "16..4000"), ("udp", "100=9,5000=1"), ("tcp", "64=40,512=40,20000=1"), ("udp", "64")] {
         let words = format!("kv {transport}:{} --items 500 --fill --mix get=80,set=20 --keys zipf:0.9", server.address);
         let more = "--rate 2000 --seconds 0.5 --warmup 0.1 --timeout 20s --connections 4 --threads 2";
-        let ran = run(0, &format!("{words} --value-size {sizes} {more}"));
-        all_answered(&ran, 1000.0);
+        let ran = all_answered(&format!("{words} --value-size {sizes} {more}"), 1000.0);
         assert!(ran.json["operations"][1]["answered"].as_u64() > Some(100), "{}", ran.json);
     }
     // What is there is known by any later run; what is not there is a miss, or wrong after all keys were SET.
