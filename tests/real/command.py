@@ -234,12 +234,14 @@ class Command:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             time.sleep(delay)
-            named = os.listdir(place)
-            readable = [name for name in named if os.stat(os.path.join(place, name)).st_mode & 0o077] if named else []
+            readable = []
+            for name in os.listdir(place):
+                # It may have no name any more.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.stat(os.path.join(place, name)).st_mode & 0o077:
+                        readable.append(name)
             os.kill(child.pid, number)
             said = child.communicate(timeout=20)[1].decode(errors="replace").strip()
-        except FileNotFoundError:
-            readable, said = [], child.communicate(timeout=20)[1].decode(errors="replace").strip()
         except subprocess.TimeoutExpired:
             raise Failed(f"{fault}: alive 20 s after signal {number}\n{harness.describe_process(child.pid)}") from None
         finally:
