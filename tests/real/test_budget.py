@@ -286,6 +286,14 @@ class TestBudget(Hotset):
             process.finish()
 
     @staticmethod
+    def has_ended(pid):
+        """Waits until a process that was killed has given up its files, of which nobody is told."""
+        deadline = time.monotonic() + 60
+        while glob.glob(f"/proc/{pid}/fd/*"):
+            expect(time.monotonic() < deadline, "it does not end")
+            time.sleep(0.01)
+
+    @staticmethod
     def sleeping(process):
         """The processes of a run that are `sleep` by now."""
         pids = harness.session_pids(process.popen.pid)
@@ -305,11 +313,7 @@ class TestBudget(Hotset):
             expect((done.status, done.out, done.err) == (0, "x\n", ""), f"{done.status} {done.out!r} {done.err!r}")
             one.kill_session()
             one.finish()
-            # Its parent may be told of its end before it has given up its files.
-            deadline = time.monotonic() + 60
-            while glob.glob(f"/proc/{pid}/fd/*"):
-                expect(time.monotonic() < deadline, "it does not end")
-                time.sleep(0.01)
+            self.has_ended(pid)
             done = self.call("run", "--budget", name, "--", "echo", "x")
             expect((done.status, done.out, done.err) == (0, "x\n", ""), f"{done.status} {done.out!r} {done.err!r}")
         return "32 of 40 MiB, and 16"
@@ -331,7 +335,7 @@ class TestBudget(Hotset):
             for pid in self.sleeping(process):
                 self.refused(["run", "--budget", name, "--", "true"], (125,), "less than 16M")
                 os.kill(pid, signal.SIGKILL)
-                time.sleep(0.5)
+                self.has_ended(pid)
             self.refused(["run", "--budget", name, "--", "true"], (125,), "no program is in it now")
         return "one seat"
 
@@ -473,12 +477,15 @@ class TestBudget(Hotset):
         with self.asleep("--budget", f"{name}=40M", user=NOBODY) as one:
             os.unlink(path)
             self.refused(["run", "--budget", f"{name}=128M", "--", "true"], (125,), "it has 40M", user=NOBODY)
-            with self.asleep("--budget", name, user=NOBODY):
+            with self.asleep("--budget", name, user=NOBODY) as other:
                 self.refused(["run", "--budget", name, "--", "true"], (125,), "less than 32M, and this one needs 16M", user=NOBODY)
+                pids = [*self.sleeping(one), *self.sleeping(other)]
             # Others' lists are nobody's business.
             self.refused(["run", "--budget", name, "--", "true"], (125,), "no program is in it now", user=STRANGER)
             one.kill_session()
             one.finish()
+            for pid in pids:
+                self.has_ended(pid)
             done = self.call("run", "--budget", f"{name}=64M", "--", "echo", "x", user=NOBODY)
             expect((done.status, done.out) == (0, "x\n") and os.path.exists(path), f"{done.status} {done.out!r} {done.err!r}")
         self.need_users()
@@ -493,6 +500,9 @@ class TestBudget(Hotset):
             deadline = time.monotonic() + 60
             while not self.sleeping(process):
                 expect(time.monotonic() < deadline, f"it does not begin: {process.stderr_so_far()}")
+                time.sleep(0.05)
+            while f"leaves the budget {name}" not in process.stderr_so_far():
+                expect(time.monotonic() < deadline, f"it does not say that it leaves: {process.stderr_so_far()}")
                 time.sleep(0.05)
             time.sleep(0.5)
             said = process.stderr_so_far()
