@@ -3,6 +3,7 @@
 What can be compared with a native run is compared.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -204,7 +205,8 @@ class TestFollow(Command):
             out, _ = process.communicate(timeout=TIMEOUT)
         finally:
             for pid in harness.session_pids(process.pid):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         expect(process.returncode == 0 and out == b"the end\n", f"status {process.returncode}: {out[:100]}")
         tails = [stats for stats in seen.values() if stats["program"] == "tail"]
         expect(all(stats["managed_bytes_peak"] > 0 for stats in tails), "tail has no managed memory")
@@ -346,7 +348,9 @@ print("done")
     def test_stat_says_why(self):
         """farshore stat says of a 32-bit program that it is not managed, and why."""
         foreign = self.foreign()
-        with subprocess.Popen([foreign], stdin=subprocess.PIPE) as process:
+        with subprocess.Popen([foreign], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            # What is started is there once it has said something.
+            expect(process.stdout.readline() == b"inside\n", "it does not begin")
             status, out, err = self.ran([self.farshore, "stat", str(process.pid)])
             process.stdin.close()
         expect((status, out, err) == (1, "", f"farshore: process {process.pid} runs without Farshore: {FOREIGN}\n"), f"status {status}: {out!r} {err!r}")
