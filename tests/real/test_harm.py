@@ -220,11 +220,14 @@ class TestHarm(Beside):
                     policy.scan(first, 64, 60)
 
             def held():
-                self.until("it is gone", lambda: not program.mappings() and not program.threads("farshore-policy"))
+                files = lambda: len(os.listdir(f"{place}/fd"))  # noqa: E731
+                # The connection goes last, when nothing else is there any more.
+                gone = lambda: not program.mappings() and not program.threads("farshore-policy")  # noqa: E731
+                self.until("it is gone", lambda: gone() and files() == (time.sleep(0.2), files())[1])
                 addresses = int(harness.read_text(f"{place}/statm").split()[0]) * PAGE
                 # The kernel has threads of its own for rings (iou-wrk), and ends those that have had nothing to do for some seconds.
                 names = [harness.read_text(f"{place}/task/{tid}/comm") for tid in os.listdir(f"{place}/task")]
-                return len(os.listdir(f"{place}/fd")), sum(not name.startswith("iou-") for name in names), harness.read_text(f"{place}/maps", 1 << 22).count("\n"), addresses
+                return files(), sum(not name.startswith("iou-") for name in names), harness.read_text(f"{place}/maps", 1 << 22).count("\n"), addresses
 
             for _ in range(8):
                 lap()

@@ -314,8 +314,10 @@ class TestPace(Command):
                 expect(not program.threads("farshore-ahead"), f"{fault}: threads before anything was to be read")
                 program.go_on()
                 program.line()
-                count = len(program.threads("farshore-ahead"))
-                told = program.counters()["prefetch"]["threads"]
+                # One that is just being made is told before it has its name.
+                look = lambda: (len(program.threads("farshore-ahead")), program.counters()["prefetch"]["threads"])  # noqa: E731
+                program.until("all that are told have names", lambda: len(set(look())) == 1)  # noqa: B023
+                count, told = look()
                 expect(1 <= count <= 4 and told == count, f"{fault}: {count} threads, {told} told")
                 seen.append(f"{fault} {count}")
             with self.program("16M", [self.public_program("scan"), "64M", "1"], ["--fault", fault, "--prefetch", "none"]) as program:

@@ -700,7 +700,8 @@ class TestPolicy(Beside):
             with farshore_policy.attach(program.pid) as policy:
                 policy.want("fault")
                 self.until("a thread serves it", lambda: program.threads("farshore-policy") == 1)
-            before = self.until("it is gone", lambda: (now := counted())[1:] == (0, 0) and now)
+            # The connection goes last, when nothing else is there any more.
+            before = self.until("it is gone", lambda: (now := counted())[1:] == (0, 0) and (time.sleep(0.2), counted())[1] == now and now)
             lines = harness.read_text(f"{place}/maps", 1 << 22).count("\n")
             for _ in range(40):
                 with farshore_policy.attach(program.pid) as policy:
