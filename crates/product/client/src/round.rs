@@ -209,8 +209,8 @@ mod tests {
         let pids = |outcomes: &[Outcome]| -> Vec<Option<u32>> {
             outcomes.iter().map(|outcome| if let Outcome::Answered(stats) = outcome { Some(stats.pid) } else { None }).collect()
         };
-        // The first round waits until its end, and has the other one's answer all the same.
-        let first = rounds.ask(&programs, Instant::now() + Duration::from_millis(500));
+        // The first round waits until its end, and has the other one's answer all the same: two seconds, since the other one has to get a processor.
+        let first = rounds.ask(&programs, Instant::now() + Duration::from_secs(2));
         assert_eq!((pids(&first), &first[0]), (vec![None, Some(0)], &Outcome::Silent));
         // No later one waits: it would do so for a minute, and a test for less.
         assert_eq!(pids(&rounds.ask(&programs, later())), [None, Some(1)]);
