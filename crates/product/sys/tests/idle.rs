@@ -9,7 +9,7 @@ use farshore_sys::idle::{Lack, Tracking};
 use farshore_sys::pagemap::{Categories, Pagemap, Query, Region};
 use farshore_sys::uffd::UffdOptions;
 use farshore_sys::vm::{self, advice};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const PAGES: u64 = 256;
@@ -79,18 +79,23 @@ fn used_pages_are_told_from_unused_ones() {
 
 #[test]
 fn what_a_processor_has_in_its_tlb_is_seen() {
-    let (tracking, range, over) = (Tracking::new(), filled(8), AtomicBool::new(false));
+    let (tracking, range, over, laps) = (Tracking::new(), filled(8), AtomicBool::new(false), AtomicU64::new(0));
     let told: Vec<Vec<Use>> = std::thread::scope(|scope| {
         scope.spawn(|| {
             // A few pages alone, which no other access drives out of any TLB.
             while !over.load(Ordering::Relaxed) {
                 range.iter().for_each(write);
+                laps.fetch_add(1, Ordering::Relaxed);
             }
         });
         let round = || {
             let pages = marked(&tracking, range, true)?;
-            let settled = tracking.settle();
+            let (settled, before) = (tracking.settle(), laps.load(Ordering::Relaxed));
             std::thread::sleep(Duration::from_millis(20));
+            // It has used all of them since, also where it gets little of a processor.
+            while laps.load(Ordering::Relaxed) < before + 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             Some(if settled { uses(&tracking, &pages) } else { vec![Use::Unused] })
         };
         let told = (0..20).map_while(|_| round()).collect();
