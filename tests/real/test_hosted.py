@@ -201,10 +201,8 @@ class TestHosted(Command):
             outcome, _ = self.ended(process)
             expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-500:]}")
             # The kernel takes a moment to end those that it has killed.
-            for _ in range(100):
-                left = harness.session_pids(process.popen.pid)
-                if not left:
-                    break
+            deadline = time.monotonic() + 60
+            while (left := harness.session_pids(process.popen.pid)) and time.monotonic() < deadline:
                 time.sleep(0.05)
             expect(not left, "\n".join(harness.describe_process(pid) for pid in left[:3]))
 
