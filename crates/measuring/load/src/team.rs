@@ -381,7 +381,8 @@ mod tests {
 
     #[test]
     fn stages_come_in_order_and_measured_operations_count() -> Result<(), String> {
-        let common = Common { size: Bytes(0), threads: 3, seconds: 0.4, warmup: 0.2, seed: 1 };
+        // Each worker gets a processor within half of the time.
+        let common = Common { size: Bytes(0), threads: 3, seconds: 2.0, warmup: 0.2, seed: 1 };
         let mut report = Report::new(false)?;
         let (total, workers) = timed(&common, &mut report, Some("half"), |_| Witness { seen: Vec::new(), measured: 0 })?;
         for worker in &workers {
