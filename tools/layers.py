@@ -53,9 +53,8 @@ LAYERS = {
     },
     "crates/product/node": {
         "wire": [],
-        "token": [],
         "space": [],
-        "exports": ["token", "space"],
+        "exports": ["space"],
         "session": ["wire", "exports"],
         "worker": ["exports", "session"],
         "status": ["space", "exports", "session", "worker"],

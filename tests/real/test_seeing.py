@@ -428,6 +428,14 @@ class TestSeeing(Command):
                     client = stack.enter_context(socket.create_connection(place))
                     client.sendall(said)
                 expect(self.get(url)[0] == 200, "others keep it from answering")
+            # Many of them do not either.
+            with contextlib.ExitStack() as stack:
+                for number in range(300):
+                    client = stack.enter_context(socket.create_connection(place))
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                        client.sendall(b"GET /metrics HTTP/1.1\r\nHo" if number % 2 else b"")
+                for _ in range(5):
+                    expect(self.get(url)[0] == 200, "many others keep it from answering")
             root = url.removesuffix("/metrics")
             answers = [self.get(root + "/")[0], self.get(root + "/other")[0], self.get(url, "POST")[0], self.get(url, "HEAD")]
             expect(answers[:3] == [200, 404, 405] and answers[3][0] == 200 and not answers[3][2], f"{answers}")

@@ -1,180 +1,266 @@
-//! A small server of one page: it answers GET, once a connection, and waits for nobody for long.
+//! HTTP for the servers of the commands: what a request is, and what an answer is. [`crate::door`] takes connections.
 //!
-//! Small servers that are libraries (tiny_http) set no time for a client: one that does not read its answer would keep a thread for good. So this
-//! one has its own loop, and a library for what comes in (httparse).
+//! A connection carries one request. Its head and its body are bounded ([`HEAD_LIMIT`], [`BODY_LIMIT`]), and its body has a length
+//! (`Content-Length`). httparse reads the head.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-use crate::listen::Listener;
+use std::fmt::Write as _;
 
 /// What metrics are, for who asks: OpenMetrics 1.0.
 pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Text for people.
+pub const PLAIN: &str = "text/plain; charset=utf-8";
 /// The longest head of a request, in bytes.
-const HEAD_LIMIT: usize = 8192;
-/// How long a client may take for its request, and then for each part of the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Clients at a time. One more is closed at once.
-const CLIENTS: usize = 16;
+pub const HEAD_LIMIT: usize = 8192;
+/// The longest body of a request, in bytes.
+pub const BODY_LIMIT: usize = 64 << 10;
+/// The most headers.
+const HEADERS: usize = 64;
 
-impl Listener {
-    /// Where its page is, as one asks for it.
+/// Who is at the other end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peer {
+    /// A process of this user, as the kernel says; none: the kernel does not say.
+    User(Option<u32>),
+    /// Whoever reaches the port.
+    Anybody,
+}
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// `GET`, `POST`, …; `HEAD` is `GET` here, and its answer loses its body on the way out.
+    pub method: String,
+    /// The path, without what stands behind `?`.
+    pub path: String,
+    /// What stands behind `?`.
+    pub query: String,
+    /// Names in lower case, and values that are text.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+    /// Who asks.
+    pub peer: Peer,
+}
+
+impl Request {
+    /// The value of a header, by its name in lower case. None, if it is not there or there twice: then nobody knows which one counts.
     #[must_use]
-    pub fn page_at(&self) -> String {
-        match self {
-            Listener::Tcp(listener) => {
-                listener.local_addr().map_or_else(|_| "a port".into(), |address| format!("http://{address}/metrics"))
-            }
-            Listener::Unix(_, path, _) => format!("unix:{}", path.display()),
-        }
-    }
-
-    /// Answers until the process ends: with what `page` gives for `/metrics`, of this type.
-    pub fn serve(&self, kind: &'static str, page: impl Fn() -> String + Send + Sync + 'static) {
-        let page = Arc::new(page);
-        let clients = Arc::new(AtomicUsize::new(0));
-        loop {
-            let Ok(stream) = self.accept() else {
-                // No descriptor or no memory is left: perhaps there will be.
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            };
-            if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS {
-                clients.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (page, its) = (page.clone(), clients.clone());
-            let thread = std::thread::Builder::new().spawn(move || {
-                // One that goes away in the middle has what it wanted.
-                let _ = answer(stream, kind, &*page);
-                its.fetch_sub(1, Ordering::Relaxed);
-            });
-            // No thread or no memory is left: this client is closed as one too many is, and the next may be served.
-            if thread.is_err() {
-                clients.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn accept(&self) -> std::io::Result<Box<dyn Stream>> {
-        match self {
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Box::new(stream) as Box<dyn Stream>),
-            Listener::Unix(listener, ..) => listener.accept().map(|(stream, _)| Box::new(stream) as Box<dyn Stream>),
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut found = self.headers.iter().filter(|(one, _)| one == name);
+        match (found.next(), found.next()) {
+            (Some((_, value)), None) => Some(value),
+            _ => None,
         }
     }
 }
 
-/// A connection.
-trait Stream: Read + Write + Send {
-    /// Reads and writes end after this time.
-    fn limit(&self, time: Duration) -> std::io::Result<()>;
+/// An answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// Such as 200.
+    pub status: u16,
+    /// Its type.
+    pub kind: &'static str,
+    /// More headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// Its body.
+    pub body: Vec<u8>,
 }
 
-impl Stream for TcpStream {
-    fn limit(&self, time: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
+impl Answer {
+    /// An answer of this type.
+    #[must_use]
+    pub fn new(status: u16, kind: &'static str, body: impl Into<Vec<u8>>) -> Answer {
+        Answer { status, kind, headers: Vec::new(), body: body.into() }
+    }
+
+    /// What is wrong, as text.
+    #[must_use]
+    pub fn wrong(status: u16) -> Answer {
+        let mut answer = Answer::new(status, PLAIN, format!("{}\n", reason(status)));
+        if status == 405 {
+            answer.headers.push(("Allow", "GET, HEAD".into()));
+        }
+        answer
+    }
+
+    /// The bytes to send.
+    #[must_use]
+    pub fn to_bytes(&self, with_body: bool) -> Vec<u8> {
+        let mut head = format!(
+            "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n",
+            self.status,
+            reason(self.status),
+            self.kind,
+            self.body.len()
+        );
+        for (name, value) in &self.headers {
+            // A value that came from outside must not begin another header.
+            let _ = write!(head, "{name}: {}\r\n", value.replace(['\r', '\n'], " "));
+        }
+        head.push_str("Connection: close\r\n\r\n");
+        let mut bytes = head.into_bytes();
+        if with_body {
+            bytes.extend_from_slice(&self.body);
+        }
+        bytes
     }
 }
 
-impl Stream for UnixStream {
-    fn limit(&self, time: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
+/// What a status is called.
+#[must_use]
+pub fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        201 => "Created",
+        202 => "Accepted",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        415 => "Unsupported Media Type",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        501 => "Not Implemented",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        _ => "Internal Server Error",
     }
 }
 
-/// What is asked for.
+/// What bytes that have come are.
 #[derive(PartialEq, Eq, Debug)]
-enum Asked {
-    Metrics,
-    /// The page that says where they are.
-    Root,
-    /// A status, and what it is called.
-    Wrong(u16, &'static str),
+pub enum Read {
+    /// Not all of a request.
+    Part,
+    /// A request; and whether its answer has a body.
+    Whole(Box<Request>, bool),
+    /// Nothing that is served: the status that says so.
+    Wrong(u16),
 }
 
-fn answer(mut stream: Box<dyn Stream>, kind: &str, page: &dyn Fn() -> String) -> std::io::Result<()> {
-    let Some((asked, with_body)) = read(&mut *stream)? else { return Ok(()) };
-    let (status, kind, body) = match asked {
-        Asked::Metrics => ("200 OK".into(), kind, page()),
-        Asked::Root => ("200 OK".into(), "text/plain; charset=utf-8", "Farshore's metrics are at /metrics\n".into()),
-        Asked::Wrong(status, name) => (format!("{status} {name}"), "text/plain; charset=utf-8", format!("{name}\n")),
-    };
-    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
-    let length = body.len();
-    let head =
-        format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{allow}Connection: close\r\n\r\n");
-    stream.limit(PATIENCE)?;
-    stream.write_all(head.as_bytes())?;
-    if with_body {
-        stream.write_all(body.as_bytes())?;
-    }
-    stream.flush()
-}
-
-/// Reads the head of a request, until its end or until it took too long; and whether the answer has a body.
-fn read(stream: &mut dyn Stream) -> std::io::Result<Option<(Asked, bool)>> {
-    let until = Instant::now() + PATIENCE;
-    let (mut text, mut piece) = (Vec::new(), [0; 1024]);
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        stream.limit(left)?;
-        match stream.read(&mut piece) {
-            Ok(0) => return Ok(None),
-            Ok(count) => text.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        }
-        match asked(&text) {
-            None if text.len() > HEAD_LIMIT => return Ok(Some((Asked::Wrong(431, "Request Header Fields Too Large"), true))),
-            None => {}
-            some => return Ok(some),
-        }
-    }
-}
-
-/// What a request asks for, and whether the answer has a body; none: it is not all there.
-fn asked(text: &[u8]) -> Option<(Asked, bool)> {
-    let mut headers = [httparse::EMPTY_HEADER; 64];
+/// Reads what has come on a connection.
+#[must_use]
+pub fn read(text: &[u8], peer: Peer) -> Read {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
-    match request.parse(text) {
-        Ok(httparse::Status::Partial) => return None,
-        Ok(httparse::Status::Complete(_)) => {}
-        Err(_) => return Some((Asked::Wrong(400, "Bad Request"), true)),
-    }
-    let (method, path) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-    let asked = match (method, path.split('?').next().unwrap_or_default()) {
-        ("GET" | "HEAD", "/metrics") => Asked::Metrics,
-        ("GET" | "HEAD", "/") => Asked::Root,
-        ("GET" | "HEAD", _) => Asked::Wrong(404, "Not Found"),
-        _ => Asked::Wrong(405, "Method Not Allowed"),
+    let head = match request.parse(text) {
+        Ok(httparse::Status::Partial) if text.len() > HEAD_LIMIT => return Read::Wrong(431),
+        Ok(httparse::Status::Partial) => return Read::Part,
+        Ok(httparse::Status::Complete(head)) if head > HEAD_LIMIT => return Read::Wrong(431),
+        Ok(httparse::Status::Complete(head)) => head,
+        Err(_) => return Read::Wrong(400),
     };
-    Some((asked, method != "HEAD"))
+    let headers = request.headers.iter();
+    let headers: Option<Vec<_>> = headers
+        .map(|header| Some((header.name.to_ascii_lowercase(), std::str::from_utf8(header.value).ok()?.trim().to_owned())))
+        .collect();
+    let Some(headers) = headers else { return Read::Wrong(400) };
+    if headers.iter().any(|(name, _)| name == "transfer-encoding") {
+        return Read::Wrong(501);
+    }
+    let lengths: Vec<_> = headers.iter().filter(|(name, _)| name == "content-length").collect();
+    let length = match &lengths[..] {
+        [] => 0,
+        // `parse` alone would take a sign.
+        [(_, text)] if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => match text.parse::<usize>() {
+            Ok(length) if length <= BODY_LIMIT => length,
+            _ => return Read::Wrong(413),
+        },
+        _ => return Read::Wrong(400),
+    };
+    let Some(body) = text.get(head..head + length) else { return Read::Part };
+    let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let is_head = method == "HEAD";
+    Read::Whole(
+        Box::new(Request {
+            method: if is_head { "GET" } else { method }.into(),
+            path: path.into(),
+            query: query.into(),
+            headers,
+            body: body.into(),
+            peer,
+        }),
+        !is_head,
+    )
+}
+
+/// The answer of a server that has one page, at `/metrics`.
+#[must_use]
+pub fn metrics(request: &Request, kind: &'static str, page: &dyn Fn() -> String) -> Answer {
+    match (request.method.as_str(), request.path.as_str()) {
+        ("GET", "/metrics") => Answer::new(200, kind, page()),
+        ("GET", "/") => Answer::new(200, PLAIN, "Farshore's metrics are at /metrics\n"),
+        ("GET", _) => Answer::wrong(404),
+        _ => Answer::wrong(405),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn of(text: &str) -> Read {
+        read(text.as_bytes(), Peer::Anybody)
+    }
+
+    fn whole(text: &str) -> (Request, bool) {
+        match of(text) {
+            Read::Whole(request, with_body) => (*request, with_body),
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
     #[test]
     fn requests_are_read() {
-        let of = |text: &str| asked(text.as_bytes());
-        assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n"), None);
-        assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), Some((Asked::Metrics, true)));
-        assert_eq!(of("HEAD /metrics?a=b HTTP/1.0\r\n\r\n"), Some((Asked::Metrics, false)));
-        assert_eq!(of("GET / HTTP/1.1\r\n\r\n"), Some((Asked::Root, true)));
-        for (text, status) in
-            [("GET /x HTTP/1.1\r\n\r\n", 404), ("POST /metrics HTTP/1.1\r\n\r\n", 405), ("\x01\x02\r\n\r\n", 400)]
-        {
-            assert!(matches!(of(text), Some((Asked::Wrong(found, _), true)) if found == status), "{text:?}");
-        }
+        assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n"), Read::Part);
+        let (request, with_body) = whole("GET /metrics?a=b HTTP/1.1\r\nHoSt:  x \r\n\r\n");
+        assert_eq!((request.path.as_str(), request.query.as_str(), with_body), ("/metrics", "a=b", true));
+        assert_eq!((request.header("host"), request.header("other")), (Some("x"), None));
+        let (request, with_body) = whole("HEAD / HTTP/1.0\r\n\r\n");
+        assert_eq!((request.method.as_str(), with_body), ("GET", false));
+        let post = "POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\n";
+        assert_eq!(of(&format!("{post}abc")), Read::Part);
+        assert_eq!(whole(&format!("{post}abcd")).0.body, b"abcd");
+        // What comes behind is another request, which is not read.
+        assert_eq!(whole(&format!("{post}abcdGET /")).0.body, b"abcd");
+        let (request, _) = whole("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n");
+        assert_eq!(request.header("host"), None, "of two nobody knows which one counts");
+    }
+
+    #[test]
+    fn what_is_no_request_has_a_status() {
         let many = (0..65).map(|number| format!("A{number}: b\r\n")).collect::<String>();
-        assert!(matches!(of(&format!("GET / HTTP/1.1\r\n{many}\r\n")), Some((Asked::Wrong(400, _), _))));
+        for (text, status) in [
+            ("\x01\x02\r\n\r\n".to_owned(), 400),
+            (format!("GET / HTTP/1.1\r\n{many}\r\n"), 400),
+            (format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(HEAD_LIMIT)), 431),
+            (format!("GET /{}", "x".repeat(HEAD_LIMIT)), 431),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".into(), 501),
+            ("POST / HTTP/1.1\r\nContent-Length: 65537\r\n\r\n".into(), 413),
+            ("POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n".into(), 413),
+            ("POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\na".into(), 400),
+            ("POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na".into(), 400),
+        ] {
+            assert_eq!(of(&text), Read::Wrong(status), "{:?}", &text[..60.min(text.len())]);
+        }
+    }
+
+    #[test]
+    fn answers_are_whole() {
+        let answer = Answer { headers: vec![("A", "b\r\nC: d".into())], ..Answer::new(200, PLAIN, "x\n") };
+        let text = |with_body| String::from_utf8(answer.to_bytes(with_body)).expect("it is text");
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 2\r\nA: b  C: d\r\nConnection: close\r\n\r\n";
+        assert_eq!((text(false), text(true)), (head.to_owned(), format!("{head}x\n")));
+        let asked = |method: &str, path: &str| {
+            let (mut request, _) = whole("GET / HTTP/1.1\r\n\r\n");
+            (request.method, request.path) = (method.into(), path.into());
+            metrics(&request, OPEN_METRICS, &|| "1".into()).status
+        };
+        assert_eq!([asked("GET", "/metrics"), asked("GET", "/"), asked("GET", "/x"), asked("POST", "/")], [200, 200, 404, 405]);
     }
 }

@@ -10,7 +10,10 @@
 //! | [`refusal`] | errors and exit statuses |
 //! | [`library`] | finds what is preloaded |
 //! | [`listen`] | where a server of theirs listens |
-//! | [`http`] | a server of one page, for metrics |
+//! | [`http`] | requests and answers of servers that speak HTTP |
+//! | [`door`] | takes their connections, and lets nobody starve the others |
+//! | [`token`] | who may come in where everybody can knock |
+//! | [`handed`] | descriptors that were handed on to this process |
 //! | `page` (a feature) | the pages that they write |
 //! | [`regular`] | opens files that somebody else has named |
 //! | [`say`] | what servers say on stderr |
@@ -18,7 +21,9 @@
 //! | [`machine`] | what is asked of the machine |
 //! | [`process`] | what the kernel tells of a process |
 
+pub mod door;
 pub mod entry;
+pub mod handed;
 pub mod http;
 pub mod library;
 pub mod listen;
@@ -30,6 +35,7 @@ pub mod refusal;
 pub mod regular;
 pub mod say;
 pub mod swap;
+pub mod token;
 pub mod usage;
 
 use std::ffi::OsString;
@@ -45,7 +51,9 @@ pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by
 /// What `farshore manage` is for: a line of the help of both commands.
 pub const MANAGE_ABOUT: &str = "Manage the memory of virtual machines that hand it over";
 /// What `farshore vm` is for: a line of the help of both commands.
-pub const VM_ABOUT: &str = "Run virtual machines in less memory than their guests have";
+pub const VM_ABOUT: &str = "Run virtual machines in less memory than their guests have, list and steer them";
+/// What `farshore daemon` is for: a line of the help of both commands.
+pub const DAEMON_ABOUT: &str = "Watch and steer virtual machines and programs by an HTTP API and a web page";
 /// What `farshore plan` is for: a line of the help of both commands.
 pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it takes with more and with less";
 /// What `farshore record` is for: a line of the help of both commands.

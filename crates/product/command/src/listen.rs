@@ -2,10 +2,13 @@
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use crate::door::Stream;
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,6 +80,47 @@ impl Listener {
         }
     }
 
+    /// A socket that listens, and was handed on to this process. Its path stays, as it is the one's who has made it.
+    ///
+    /// # Errors
+    /// One line: it is no such socket.
+    pub fn of(socket: OwnedFd) -> Result<Listener, String> {
+        use rustix::net::{AddressFamily, SocketType, sockopt};
+        let failed = |why: &dyn std::fmt::Display| format!("a descriptor that was handed on is no socket that listens ({why})");
+        if !sockopt::socket_acceptconn(&socket).map_err(|errno| failed(&errno))? {
+            return Err(failed(&"nobody can connect to it"));
+        }
+        if sockopt::socket_type(&socket).map_err(|errno| failed(&errno))? != SocketType::STREAM {
+            return Err(failed(&"it has no connections"));
+        }
+        match sockopt::socket_domain(&socket).map_err(|errno| failed(&errno))? {
+            AddressFamily::UNIX => {
+                let listener = UnixListener::from(socket);
+                let address = listener.local_addr().ok();
+                let path = address.and_then(|address| address.as_pathname().map(Path::to_owned));
+                Ok(Listener::Unix(listener, path.unwrap_or_default(), None))
+            }
+            AddressFamily::INET | AddressFamily::INET6 => Ok(Listener::Tcp(socket.into())),
+            _ => Err(failed(&"it is neither a Unix nor a TCP socket")),
+        }
+    }
+
+    /// Takes a connection.
+    pub(crate) fn accept(&self) -> std::io::Result<Stream> {
+        match self {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+            Listener::Unix(listener, ..) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+        }
+    }
+
+    /// Taking a connection does not wait from now on.
+    pub(crate) fn set_nonblocking(&self) -> std::io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+            Listener::Unix(listener, ..) => listener.set_nonblocking(true),
+        }
+    }
+
     /// Takes a socket's path away, before the process ends.
     pub fn remove(&self) {
         // Somebody may have removed it, and another process may listen there by now.
@@ -85,6 +129,15 @@ impl Listener {
             && identity(path) == *is
         {
             let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener, ..) => listener.as_fd(),
         }
     }
 }

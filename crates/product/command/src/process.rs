@@ -27,9 +27,22 @@ pub fn managers_of(pid: u32) -> impl Iterator<Item = u32> {
     numbers.filter(move |&number| told(number, "cmdline").is_ok_and(|line| is_manager(&line, pid)))
 }
 
+/// The process whose memory process `manager` was started for, if it is such a manager. It may have ended.
+#[must_use]
+pub fn managed_by(manager: u32) -> Option<u32> {
+    client_in(&told(manager, "cmdline").ok()?)
+}
+
 fn is_manager(line: &str, pid: u32) -> bool {
+    client_in(line) == Some(pid)
+}
+
+fn client_in(line: &str) -> Option<u32> {
     let words: Vec<&str> = line.split_terminator('\0').collect();
-    matches!(words[..], [_, CLIENT | ONE, _, client] if client.parse() == Ok(pid))
+    match words[..] {
+        [_, CLIENT | ONE, _, client] => client.parse().ok(),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -24,7 +24,6 @@ use farshore_config::{Options, Partial};
 use farshore_manager::restore::{self, Source};
 use farshore_manager::snapshot::{self, Snapshot};
 use farshore_manager::{process, session};
-use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -313,20 +312,6 @@ fn end_by_bugs() {
 pub fn handed_on(options: &OsStr) -> Result<Options, Refusal> {
     let text = options.to_str().ok_or_else(|| Refusal::cannot_start("options that are no text"))?;
     Options::from_json(text).map_err(|error| Refusal::cannot_start(error.to_string()))
-}
-
-/// A descriptor that was handed on to this process, by its number.
-///
-/// # Errors
-/// It is not there.
-pub fn adopt(number: i32) -> Result<OwnedFd, Refusal> {
-    std::fs::symlink_metadata(format!("/proc/self/fd/{number}"))
-        .map_err(|error| Refusal::failed(format!("descriptor {number} was not handed on ({error})")))?;
-    // SAFETY: it is open; whoever started this process has left it open for it, and no other code here knows the number.
-    let taken = unsafe { OwnedFd::from_raw_fd(number) };
-    rustix::io::fcntl_setfd(&taken, FdFlags::CLOEXEC)
-        .map_err(|errno| Refusal::failed(format!("descriptor {number} cannot be kept ({errno})")))?;
-    Ok(taken)
 }
 
 /// Serves the client of a connection, until its end. `list`: where it has a seat, if its memory is a share of a budget.

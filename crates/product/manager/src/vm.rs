@@ -18,10 +18,10 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-use farshore_command::library;
 use farshore_command::process::ONE;
 use farshore_command::refusal::Refusal;
 use farshore_command::say::tell;
+use farshore_command::{handed, library};
 use farshore_manager::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
@@ -133,7 +133,7 @@ pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
 /// Why the memory is not managed.
 pub fn one(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
     let options = start::handed_on(options)?;
-    let list = options.seat.map(|seat| start::adopt(seat.descriptor)).transpose()?;
+    let list = options.seat.map(|seat| handed::adopt(seat.descriptor)).transpose()?;
     let listener = UnixListener::from(start::take_input()?);
     let qemu = take_output()?;
     match wait_for(&listener, &qemu)? {

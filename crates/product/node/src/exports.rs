@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::space::{Budget, Pages, Space};
-use crate::token::Tokens;
+use farshore_command::token::Tokens;
 
 /// What holds for all exports.
 #[derive(Debug)]

@@ -11,7 +11,6 @@
 //! | [`session`] | one client's conversation, without input and output |
 //! | [`exports`] | exports that come with their first client and go after their last |
 //! | [`space`] | the memory of an export, within the budget of all |
-//! | [`token`] | who may have an export |
 //! | [`worker`] | the threads that serve connections |
 //! | [`status`] | what is told of a node: a line, and metrics |
 //!
@@ -22,7 +21,6 @@ pub mod exports;
 pub mod session;
 pub mod space;
 pub mod status;
-pub mod token;
 mod wire;
 pub mod worker;
 

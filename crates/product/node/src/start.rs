@@ -11,10 +11,10 @@ use farshore_command::http;
 use farshore_command::listen::{Address, Listener};
 use farshore_command::machine::available_memory;
 use farshore_command::refusal::Refusal;
+use farshore_command::token::Tokens;
 use farshore_node::exports::{Exports, Rules};
 use farshore_node::space::{Budget, CHUNK, PAGE, Pages, Space};
 use farshore_node::status::Parts;
-use farshore_node::token::Tokens;
 use farshore_node::worker::{Connections, Worker};
 use farshore_node::{amount, tell};
 use rustix::io::Errno;
@@ -86,7 +86,7 @@ pub fn node(arguments: &NodeArgs) -> Result<u8, Refusal> {
     }
     if let Some(listener) = places.metrics.clone() {
         let parts = parts.clone();
-        spawn("node-metrics", Box::new(move || listener.serve(http::OPEN_METRICS, move || parts.metrics())))?;
+        spawn("node-metrics", Box::new(move || listener.serve_metrics(http::OPEN_METRICS, move || parts.metrics())))?;
     }
     let exports = parts.exports.clone();
     spawn("node-full", Box::new(move || tell_when_full(exports.budget())))?;

@@ -39,7 +39,7 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     std::thread::spawn(move || {
         // One look at a time: a stopped program is asked once, however many ask for it.
         let rounds = Mutex::new(Rounds::default());
-        serving.serve(http::OPEN_METRICS, move || {
+        serving.serve_metrics(http::OPEN_METRICS, move || {
             let mut rounds = rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             gather(&mut rounds, user, with_kinds)
         });

@@ -1,4 +1,4 @@
-//! Who may use a node: clients whose export's name begins with a token.
+//! Who may use a server that everybody can reach: clients that know a token. A memory node wants it at the beginning of an export's name, the daemon in a header.
 //!
 //! A name is `TOKEN`, or `TOKEN/ANYTHING`: so one token has any number of exports, and no client reaches an export of another
 //! token. Comparing takes as long for a wrong token as for the right one, whatever they have in common.
@@ -14,7 +14,7 @@ const MOST: usize = 4096;
 /// The largest file that is read, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The tokens that a node knows.
+/// The tokens that a server knows.
 #[derive(PartialEq, Eq)]
 pub struct Tokens(Vec<[u8; *LEN.end()]>);
 
