@@ -24,6 +24,11 @@ struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
+    /// Whether it is registered with a userfaultfd.
+    fn is_managed(&self) -> bool {
+        self.has("um") || self.has("uw")
+    }
+
     fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|one| one == flag)
     }
@@ -33,6 +38,44 @@ impl Mapping<'_> {
 pub fn of(pid: u32) -> Option<Kinds> {
     let text = told(pid, "smaps").ok().filter(|text| !text.is_empty())?;
     Some(sum(&text))
+}
+
+/// Memory of a process that Farshore manages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Managed {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// What the kernel calls the mapping: a path, `[heap]`, or nothing.
+    pub name: String,
+}
+
+/// The memory of process `pid` that Farshore manages, by address. `None`: it has ended, or belongs to somebody else.
+#[must_use]
+pub fn managed(pid: u32) -> Option<Vec<Managed>> {
+    let text = told(pid, "smaps").ok().filter(|text| !text.is_empty())?;
+    Some(managed_in(&text))
+}
+
+fn managed_in(text: &str) -> Vec<Managed> {
+    let (mut found, mut mapping) = (Vec::<Managed>::new(), Mapping::default());
+    for line in text.lines() {
+        if let Some(head) = head(line) {
+            mapping = head;
+        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+            mapping.flags = flags;
+            if !mapping.is_managed() {
+                continue;
+            }
+            match found.last_mut() {
+                // The kernel may have cut one mapping into several.
+                Some(last) if last.end == mapping.start && last.name == mapping.name => last.end = mapping.end,
+                _ => found.push(Managed { start: mapping.start, end: mapping.end, name: mapping.name.into() }),
+            }
+        }
+    }
+    found
 }
 
 fn sum(text: &str) -> Kinds {
@@ -71,8 +114,7 @@ fn kind_of<'k>(mapping: &Mapping<'_>, kinds: &'k mut Kinds) -> &'k mut u64 {
         // What Farshore maps for itself is left out of core dumps, and does not count against overcommitment.
         || mapping.inode == "0" && mapping.has("dd") && mapping.has("nr");
     match mapping {
-        // Registered with a userfaultfd.
-        _ if mapping.has("um") || mapping.has("uw") => &mut kinds.managed_bytes,
+        _ if mapping.is_managed() => &mut kinds.managed_bytes,
         _ if is_ours => &mut kinds.farshore_bytes,
         _ if mapping.has("lo") => &mut kinds.locked_bytes,
         _ if mapping.has("ht") => &mut kinds.huge_bytes,
@@ -134,6 +176,10 @@ mod tests {
         };
         assert_eq!(sum(&text), expected);
         assert_eq!(sum(""), Kinds::default());
+        let more = entry("b000-c000 rw-p 00000000 00:00 0 [heap]", 8, "rd wr uw")
+            + &entry("f0000-f1000 rw-s 0 00:01 4 /memfd:x", 8, "um");
+        let found: Vec<_> = managed_in(&(text + &more)).into_iter().map(|it| (it.start, it.end, it.name)).collect();
+        assert_eq!(found, [(0xa000, 0xc000, "[heap]".into()), (0xf0000, 0xf1000, "/memfd:x".into())]);
     }
 
     #[test]

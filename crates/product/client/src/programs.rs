@@ -102,6 +102,12 @@ fn effective_user(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// When process `pid` was started, in the kernel's ticks; none, if there is none.
+#[must_use]
+pub fn started(pid: u32) -> Option<u64> {
+    started_in(&told(pid, "stat").ok()?)
+}
+
 /// The memory limit of the options in an environment.
 fn limit_in(environment: &[u8]) -> Option<u64> {
     let value = |variable: &[u8]| variable.strip_prefix(OPTIONS_VARIABLE.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);

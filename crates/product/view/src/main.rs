@@ -5,7 +5,6 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`args`] | the command line and its help |
-//! | [`look`] | looks at all programs again and again: rates, and the last minute |
 //! | [`top`] | `farshore top`: the table, on a screen or printed once |
 //! | [`plan`] | `farshore plan`: how much memory a program needs |
 //! | [`record`] | `farshore record`: what happens to a program's memory, to a file |
@@ -15,7 +14,6 @@
 #![cfg_attr(test, allow(dead_code))]
 
 mod args;
-mod look;
 mod metrics;
 mod plan;
 mod record;

@@ -15,8 +15,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::TopArgs;
-use crate::look::{Looker, Row};
 use crate::print;
+use farshore_client::look::{Looker, Row};
 use screen::{Key, Screen};
 
 /// What comes to the thread that draws.

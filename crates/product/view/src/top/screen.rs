@@ -10,7 +10,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as Shown, Table};
 
 use super::table;
 use crate::args::Column;
-use crate::look::{Row, Status};
+use farshore_client::look::{Row, Status};
 
 /// What is on it.
 #[derive(Debug)]

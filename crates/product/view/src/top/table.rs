@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::args::Column;
-use crate::look::{HISTORY, Row, Status};
+use farshore_client::look::{HISTORY, Row, Status};
 
 /// What stands where there is nothing to tell.
 const NOTHING: &str = "-";
@@ -185,11 +185,13 @@ fn seconds(time: Duration) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::look::Rates;
+    use farshore_client::look::Rates;
 
     /// Four programs, one of each kind.
     pub fn some() -> Vec<Row> {
         let row = |pid, name: &str| Row {
+            started: 0,
+            stats: None,
             pid,
             name: name.into(),
             status: Status::Answers,

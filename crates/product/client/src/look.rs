@@ -3,11 +3,13 @@
 //! Rates go by the program's own clock ([`Stats::uptime_ns`]): so it does not matter how long an answer was on its way.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farshore_client::programs::{self, Program};
-use farshore_client::round::{Outcome, Rounds};
 use farshore_config::stats::Stats;
+
+use crate::programs::{self, Program};
+use crate::round::{Outcome, Rounds};
 
 /// What the bars show.
 pub const HISTORY: Duration = Duration::from_secs(60);
@@ -19,6 +21,8 @@ pub const PATIENCE: Duration = Duration::from_millis(500);
 pub struct Row {
     /// Its process.
     pub pid: u32,
+    /// When the process was started, in the kernel's ticks.
+    pub started: u64,
     /// Its name.
     pub name: String,
     /// Whether the numbers are of now.
@@ -37,6 +41,8 @@ pub struct Row {
     pub slowed: Option<(u64, u64)>,
     /// Its part of the limit in bytes, and how many processes share it, if it shares.
     pub family: Option<(u64, u64)>,
+    /// All counters of its last answer.
+    pub stats: Option<Arc<Stats>>,
     /// The budget that its family is in, the family's share of it and its size in bytes, if it is in one.
     pub budget: Option<(String, u64, u64)>,
 }
@@ -87,7 +93,7 @@ fn faults(stats: &Stats) -> u64 {
 #[derive(Debug)]
 struct Seen {
     since: Instant,
-    answered: Option<(Instant, Box<Stats>)>,
+    answered: Option<(Instant, Arc<Stats>)>,
     rates: Option<Rates>,
     history: VecDeque<(Instant, f64)>,
 }
@@ -128,6 +134,7 @@ impl Looker {
         });
         let mut row = Row {
             pid: program.pid,
+            started: program.started,
             name: farshore_config::plain(&program.name),
             status: Status::Answers,
             limit: None,
@@ -137,6 +144,7 @@ impl Looker {
             history: Vec::new(),
             slowed: None,
             family: None,
+            stats: None,
             budget: None,
         };
         match outcome {
@@ -150,7 +158,7 @@ impl Looker {
             Outcome::Answered(stats) => {
                 seen.rates = seen.answered.as_ref().and_then(|(_, before)| Rates::between(before, &stats));
                 seen.history.extend(seen.rates.map(|rates| (now, rates.faults)));
-                seen.answered = Some((now, stats));
+                seen.answered = Some((now, Arc::from(stats)));
                 row.rates = seen.rates;
             }
         }
@@ -158,6 +166,7 @@ impl Looker {
         seen.history.retain(|(at, _)| age(*at) < HISTORY);
         row.history = seen.history.iter().map(|(at, rate)| (age(*at), *rate)).collect();
         if let Some((_, stats)) = &seen.answered {
+            row.stats = Some(stats.clone());
             row.limit = Some(stats.memory_limit_bytes);
             row.resident = Some(stats.resident_bytes);
             row.out = Some(stats.spaces.iter().map(|space| space.used_bytes).fold(0, u64::saturating_add));
@@ -174,7 +183,7 @@ impl Looker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_client::programs::State;
+    use crate::programs::State;
     use farshore_config::stats::{Autopilot, Budget, Family, Space};
 
     fn program(pid: u32, started: u64) -> Program {
