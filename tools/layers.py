@@ -49,7 +49,8 @@ LAYERS = {
         "qemu": [],
         "start": ["args"],
         "vm": ["args", "qemu", "start"],
-        "main": ["args", "start", "vm"],
+        "vms": ["args"],
+        "main": ["args", "start", "vm", "vms"],
     },
     "crates/product/node": {
         "wire": [],

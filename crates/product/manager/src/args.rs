@@ -109,6 +109,63 @@ pub enum VmCommand {
     What is managed is the guest's memory alone, by a process of its own beside QEMU."
     )]
     Run(VmRunArgs),
+
+    /// Show the virtual machines that run under Farshore, whoever has started them
+    #[command(after_long_help = AFTER_VM_LIST)]
+    List(VmListArgs),
+
+    /// Show the counters of a virtual machine's memory: 'farshore stat' of its manager
+    Stat(VmStatArgs),
+
+    /// Change the memory limit, the service level and more of a virtual machine: 'farshore set' of its manager
+    Set(VmSetArgs),
+
+    /// Choose the policy by which pages of a virtual machine leave: 'farshore set' with policy=
+    Policy(VmPolicyArgs),
+}
+
+/// `farshore vm list`.
+#[derive(Args, Debug)]
+pub struct VmListArgs {
+    /// Print JSON: an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `farshore vm stat`.
+#[derive(Args, Debug)]
+pub struct VmStatArgs {
+    /// The virtual machine: the number of its monitor's process or of its manager, or its name (QEMU's -name)
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Show them again every SECONDS
+    #[arg(long, value_name = "SECONDS")]
+    pub watch: Option<String>,
+}
+
+/// `farshore vm set`.
+#[derive(Args, Debug)]
+pub struct VmSetArgs {
+    /// The virtual machine: the number of its monitor's process or of its manager, or its name (QEMU's -name)
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Settings, made in order, such as memory=1G, slowdown=5%, prefetch=off
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+}
+
+/// `farshore vm policy`.
+#[derive(Args, Debug)]
+pub struct VmPolicyArgs {
+    /// The virtual machine: the number of its monitor's process or of its manager, or its name (QEMU's -name)
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// The policy, one of those of --policy of 'farshore run'
+    #[arg(value_name = "NAME")]
+    pub policy: String,
 }
 
 /// `farshore vm run`.
@@ -172,14 +229,37 @@ Exit status:
   127     QEMU was not found
   else    QEMU's";
 
+const AFTER_VM_LIST: &str = "\
+Columns:
+  pid       the monitor's process
+  name      QEMU's -name, or what the kernel calls the monitor
+  manager   the process that manages its memory
+  level     how its limit comes about: fixed, slowdown with how much slower it is and may be, or
+            budget with the budget's name
+  limit     the most of its memory that is in RAM
+  resident  what is in RAM
+  memory    what the guest has
+  out       what the swap spaces hold
+
+Examples:
+  farshore vm list
+  farshore vm set one memory=512M                   a guest that runs as QEMU's -name one
+  farshore vm set 4711 slowdown=5%                  from now on its limit is chosen
+  farshore vm policy one fifo
+
+Exit status: 0, also if no virtual machine runs.";
+
 /// What usage errors name.
 const WORDS: Words = Words {
     first: "command",
-    known: "manage or vm, and vm run",
+    known: "manage or vm, and vm run, list, stat, set or policy",
     required: &[
         ("QEMU", "no QEMU given: write it behind the options, such as farshore vm run --memory 1G -- qemu-system-x86_64 -m 4G"),
         ("--listen", "no socket given: write --listen SOCKET, such as --listen /run/user/1000/memory"),
         ("--protocol", "no protocol given: write --protocol cloud-hypervisor, or firecracker"),
+        ("<VM>", "no virtual machine given: write its process or its name, as 'farshore vm list' shows them"),
+        ("KEY=VALUE", "no setting given: write it as in 'farshore vm set one memory=512M'"),
+        ("<NAME>", "no policy given: write it as in 'farshore vm policy one fifo'"),
     ],
 };
 
@@ -247,6 +327,10 @@ mod tests {
             (&[&GOOD[..], &["vm"]].concat(), "unknown word 'vm': see 'farshore manage --help'"),
             (&["vm"], "no command given: use"),
             (&["vm", "walk"], "unknown command 'walk'"),
+            (&["vm", "stat"], "no virtual machine given: write its process or its name"),
+            (&["vm", "set", "one"], "no setting given: write it as in 'farshore vm set one memory=512M'"),
+            (&["vm", "policy", "one"], "no policy given"),
+            (&["vm", "list", "one"], "unknown word 'one': see 'farshore vm list --help'"),
             (&["vm", "run", "--memory", "64M"], "no QEMU given"),
             (&["vm", "run", "--memory", "x", "--", "qemu-system-x86_64"], "--memory: invalid size"),
             (&["vm", "run", "--memory", "64M", "--page", "2M", "--", "qemu-system-x86_64"], "unknown option '--page'"),

@@ -6,6 +6,7 @@ mod args;
 mod qemu;
 mod start;
 mod vm;
+mod vms;
 
 use std::ffi::OsString;
 
@@ -24,7 +25,7 @@ farshore_command::main!(command);
 
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
-    let (_, words) = without_caller(words);
+    let (farshore, words) = without_caller(words);
     match &words[..] {
         [first, options, _] if first == CLIENT => return start::client(options),
         [first, source, _] if first == start::RESTORE => return start::restored(source),
@@ -35,7 +36,13 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let line = std::iter::once("farshore".into()).chain(words).collect();
     match args::parse(line)? {
         Asked::For(Command::Manage(arguments)) => start::manage(&arguments),
-        Asked::For(Command::Vm(VmArgs { command: VmCommand::Run(arguments) })) => vm::run(arguments),
+        Asked::For(Command::Vm(VmArgs { command })) => match command {
+            VmCommand::Run(arguments) => vm::run(arguments),
+            VmCommand::List(arguments) => vms::list(&arguments),
+            VmCommand::Stat(arguments) => vms::stat(&arguments, farshore),
+            VmCommand::Set(arguments) => vms::set(&arguments.vm, &arguments.settings, farshore),
+            VmCommand::Policy(arguments) => vms::set(&arguments.vm, &[format!("policy={}", arguments.policy)], farshore),
+        },
         Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }
