@@ -491,6 +491,7 @@ class TestSeeing(Command):
                 client = stack.enter_context(socket.socket(socket.AF_UNIX))
                 client.settimeout(PATIENCE)
                 client.connect(path)
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
                 # One may have the stack of a thread before.
                 expect(n == 0 or client.recv(1) == b"", "a client without a thread is not closed")
             subprocess.run([*self.as_user(OURS), "prlimit", "--pid", str(server.pid), "--as=unlimited:"], check=True)

@@ -34,7 +34,6 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
         .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))?;
     let listener = std::sync::Arc::new(Listener::at(address).map_err(Refusal::failed)?);
-    eprintln!("farshore: metrics are at {}", plain(&listener.page_at()));
     let serving = listener.clone();
     std::thread::spawn(move || {
         // One look at a time: a stopped program is asked once, however many ask for it.
@@ -44,6 +43,8 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
             gather(&mut rounds, user, with_kinds)
         });
     });
+    // Who reads this finds the thread that answers.
+    eprintln!("farshore: metrics are at {}", plain(&listener.page_at()));
     let signal = signals.forever().next().unwrap_or(SIGTERM);
     listener.remove();
     Ok(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
