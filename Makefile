@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -98,6 +98,7 @@ family: ## what Farshore shows of itself, and whom it lets in
 policies: ## policies beside programs, and a program's own hints
 autopilot: ## limits that follow what a program loses to faults
 budget: ## budgets that several programs of one user share
+daemon: ## farshore daemon: its API, its page in a browser, virtual machines that it starts
 seeing: ## farshore top, metrics, plan, record and report: programs whose state or pattern is known
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
@@ -120,7 +121,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing report serve suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
+front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
@@ -138,7 +139,7 @@ book: ## build the book of docs to target/book, and check where its links lead
 	python3 tools/book.py
 
 man: ## write the manual pages anew, from what --help says (docs/man)
-	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-manager -p farshore-view -p farshore-advise -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
+	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-manager -p farshore-daemon -p farshore-view -p farshore-advise -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -149,6 +150,9 @@ install: ## install to PREFIX (default /usr/local), after make build
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
 	install -D -m 755 $(TARGET)/release/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-node
 	install -D -m 755 $(TARGET)/release/farshore-manager $(DESTDIR)$(PREFIX)/bin/farshore-manager
+	install -D -m 755 $(TARGET)/release/farshore-daemon $(DESTDIR)$(PREFIX)/bin/farshore-daemon
+	install -D -m 755 crates/product/daemon/farshore-qemu $(DESTDIR)$(PREFIX)/bin/farshore-qemu
+	for place in system user; do for unit in service socket; do install -D -m 644 crates/product/daemon/systemd/farshore-daemon.$$unit $(DESTDIR)$(PREFIX)/lib/systemd/$$place/farshore-daemon.$$unit || exit 1; done; done
 	install -D -m 755 $(TARGET)/release/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-view
 	install -D -m 755 $(TARGET)/release/farshore-advise $(DESTDIR)$(PREFIX)/bin/farshore-advise
 	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
@@ -173,7 +177,7 @@ deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-d
 	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-manager $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-advise $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore_agent.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-manager $(DESTDIR)$(PREFIX)/bin/farshore-daemon $(DESTDIR)$(PREFIX)/bin/farshore-qemu $(foreach place,system user,$(foreach unit,service socket,$(DESTDIR)$(PREFIX)/lib/systemd/$(place)/farshore-daemon.$(unit))) $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-advise $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore_agent.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore $(DESTDIR)$(PREFIX)/share/farshore/grafana $(DESTDIR)$(PREFIX)/share/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

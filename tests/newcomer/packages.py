@@ -32,7 +32,7 @@ from harness import Failed, Unavailable, expect  # noqa: E402
 PACKAGES = ("farshore", "farshore-bench", "libfarshore-uthread-dev")
 USER = "newcomer"
 # Where a package of ours may have files.
-PLACES = re.compile(r"/usr/(bin|include|lib/farshore|lib/x86_64-linux-gnu(/pkgconfig)?|share/(doc|man|farshore))(/|$)")
+PLACES = re.compile(r"/usr/(bin|include|lib/farshore|lib/systemd(/system|/user)?|lib/x86_64-linux-gnu(/pkgconfig)?|share/(doc|man|farshore))(/|$)")
 LIMIT = "32M"
 # About 100 MiB of strings, through which it goes twice. Perl is in every Debian.
 HUNGRY = """

@@ -9,7 +9,7 @@ use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
 use farshore_config::{Ablate, Budget, FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
-use crate::others::{BENCH, MANAGE, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP, VM};
+use crate::others::{BENCH, DAEMON, MANAGE, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP, VM};
 
 /// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
@@ -73,6 +73,8 @@ pub enum Command {
     Manage(Words),
     #[command(about = farshore_command::VM_ABOUT, disable_help_flag = true)]
     Vm(Words),
+    #[command(about = farshore_command::DAEMON_ABOUT, disable_help_flag = true)]
+    Daemon(Words),
     #[command(about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
     Bench(Words),
 }
@@ -454,7 +456,7 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
 /// What makes a command of its words.
 type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, Read); 10] = [
+const OTHERS: [(Other, Read); 11] = [
     (TOP, Command::Top),
     (METRICS, Command::Metrics),
     (PLAN, Command::Plan),
@@ -464,13 +466,14 @@ const OTHERS: [(Other, Read); 10] = [
     (NODE, Command::Node),
     (MANAGE, Command::Manage),
     (VM, Command::Vm),
+    (DAEMON, Command::Daemon),
     (BENCH, Command::Bench),
 ];
 
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {
     first: "command",
-    known: "run, doctor, stat, set, top, metrics, plan, record, report, policy, node, manage, vm or bench",
+    known: "run, doctor, stat, set, top, metrics, plan, record, report, policy, node, manage, vm, daemon or bench",
     required: &[
         ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),

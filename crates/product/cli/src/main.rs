@@ -9,7 +9,7 @@
 //! | [`run`], [`program`], [`library`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`stat`] | `farshore stat` and `farshore set` |
-//! | [`others`] | `farshore bench`, `node`, `manage`, `vm`, `top`, `metrics`, `plan`, `record`, `report` and `policy`: become programs of their own, of which `run` carries nothing |
+//! | [`others`] | `farshore bench`, `node`, `manage`, `vm`, `daemon`, `top`, `metrics`, `plan`, `record`, `report` and `policy`: become programs of their own, of which `run` carries nothing |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
@@ -52,6 +52,7 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
         Asked::For(Command::Node(words)) => others::NODE.execute(words.words),
         Asked::For(Command::Manage(words)) => others::MANAGE.execute(words.words),
         Asked::For(Command::Vm(words)) => others::VM.execute(words.words),
+        Asked::For(Command::Daemon(words)) => others::DAEMON.execute(words.words),
         Asked::For(Command::Policy(words)) => others::POLICY.execute(words.words),
         Asked::For(Command::Plan(words)) => others::PLAN.execute(words.words),
         Asked::For(Command::Record(words)) => others::RECORD.execute(words.words),

@@ -1,5 +1,5 @@
 //! Commands that are programs of their own, of which `farshore run` carries nothing: `farshore bench` becomes `farshore-bench`, `farshore node` `farshore-node`,
-//! `farshore manage` and `vm` `farshore-manager`,
+//! `farshore manage` and `vm` `farshore-manager`, `farshore daemon` `farshore-daemon`,
 //! `farshore top`, `metrics`, `plan`, `record` and `report` become `farshore-view`, `policy` `farshore-advise`, with the same process id, descriptors, signals and environment.
 //!
 //! It is this build's own if it can be: the one beside this command, where all are built and installed. The path of this command goes along as
@@ -34,6 +34,8 @@ pub const NODE: Other = Other { name: "node", program: "farshore-node", is_told:
 pub const MANAGE: Other = Other { name: "manage", program: "farshore-manager", is_told: true };
 /// `farshore vm`.
 pub const VM: Other = Other { name: "vm", program: "farshore-manager", is_told: true };
+/// `farshore daemon`.
+pub const DAEMON: Other = Other { name: "daemon", program: "farshore-daemon", is_told: false };
 /// `farshore plan`.
 pub const PLAN: Other = Other { name: "plan", program: "farshore-view", is_told: true };
 /// `farshore record`.

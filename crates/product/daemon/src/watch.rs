@@ -1,0 +1,247 @@
+//! Looks at all programs each second, as `farshore top` does, and keeps some minutes of it.
+//!
+//! A request is answered with what the last look saw. So it asks no program, and one that is stopped keeps no request waiting.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farshore_client::look::{Looker, Row, Status};
+use farshore_client::{programs, vms};
+use farshore_config::stats::Stats;
+
+use crate::shapes::{Budget, Kind, Level, Sample, Slowdown, State, Vm};
+
+/// From one look to the next.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long what was seen is kept.
+pub const KEPT: Duration = Duration::from_secs(900);
+/// The most programs of which it is kept.
+const PROGRAMS: usize = 1024;
+
+/// A process that is not mistaken for a later one of its number.
+type Key = (u32, u64);
+
+/// One that runs, as it was at the last look.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What is told of it.
+    pub vm: Vm,
+    /// The process that answers: the manager's, or the program's.
+    pub answers: u32,
+    /// Its counters.
+    pub stats: Option<Arc<Stats>>,
+    key: Key,
+}
+
+/// What looks have seen.
+#[derive(Debug, Default)]
+pub struct Watch {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    seen: Vec<Seen>,
+    history: BTreeMap<Key, VecDeque<(Instant, Sample)>>,
+}
+
+impl Watch {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that run, by their numbers.
+    pub fn all(&self) -> Vec<Vm> {
+        self.inner().seen.iter().map(|seen| seen.vm.clone()).collect()
+    }
+
+    /// The one of this process, or of this manager.
+    pub fn one(&self, pid: u32) -> Option<Seen> {
+        let inner = self.inner();
+        let of = |seen: &&Seen| seen.vm.pid == pid;
+        inner.seen.iter().find(of).or_else(|| inner.seen.iter().find(|seen| seen.vm.manager == Some(pid))).cloned()
+    }
+
+    /// What was seen of one within the last time, oldest first.
+    pub fn history(&self, seen: &Seen, within: Duration) -> Vec<Sample> {
+        let inner = self.inner();
+        let now = Instant::now();
+        let samples =
+            inner.history.get(&seen.key).into_iter().flatten().map(|(at, sample)| (now.saturating_duration_since(*at), sample));
+        samples
+            .filter(|(age, _)| *age <= within)
+            .map(|(age, sample)| Sample { age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX), ..*sample })
+            .collect()
+    }
+
+    fn take(&self, rows: Vec<Row>, vm_of: impl Fn(u32) -> Option<vms::Vm>, now: Instant) {
+        let seen: Vec<Seen> = rows
+            .into_iter()
+            .map(|row| {
+                // What it is does not change, so the kernel is asked once.
+                let known = self.inner().seen.iter().find(|seen| seen.key == (row.pid, row.started)).map(|seen| seen.vm.clone());
+                let is = match known {
+                    Some(vm) => vm.manager.map(|manager| vms::Vm { pid: vm.pid, manager, name: vm.name }),
+                    None => vm_of(row.pid),
+                };
+                told(row, is)
+            })
+            .collect();
+        let mut inner = self.inner();
+        for one in &seen {
+            let Some(sample) = sample(&one.vm) else { continue };
+            if inner.history.len() < PROGRAMS || inner.history.contains_key(&one.key) {
+                inner.history.entry(one.key).or_default().push_back((now, sample));
+            }
+        }
+        inner.history.retain(|key, samples| {
+            while samples.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > KEPT) {
+                samples.pop_front();
+            }
+            seen.iter().any(|one| one.key == *key)
+        });
+        inner.seen = seen;
+        inner.seen.sort_by_key(|one| one.vm.pid);
+    }
+}
+
+/// Looks again and again, for as long as this process lives.
+pub fn look(watch: &Watch) {
+    let mut looker = Looker::new(rustix::process::geteuid().as_raw());
+    loop {
+        let began = Instant::now();
+        let rows = looker.look();
+        watch.take(rows, vms::of_manager, Instant::now());
+        std::thread::sleep(INTERVAL.saturating_sub(began.elapsed()));
+    }
+}
+
+/// What is told of a row.
+fn told(row: Row, is: Option<vms::Vm>) -> Seen {
+    let (state, why) = match &row.status {
+        Status::Answers => (State::Running, None),
+        Status::Dormant => (State::Dormant, Some("its memory has always fitted: it has no counters yet".into())),
+        Status::Silent(since) => (State::Silent, Some(format!("no answer for {} s: is it stopped?", since.as_secs()))),
+        Status::Refuses(why) => (State::Refusing, Some(why.clone())),
+    };
+    let stats = row.stats.as_deref();
+    let budget = stats.and_then(|stats| stats.budget.as_ref()).map(|it| Budget {
+        name: farshore_config::plain(&it.name),
+        size_bytes: it.size_bytes,
+        taken_bytes: it.taken_bytes,
+        share_bytes: it.share_bytes,
+        programs: it.programs,
+    });
+    let slowdown = row.slowed.map(|(measured_ppm, target_ppm)| Slowdown { target_ppm, measured_ppm });
+    let level = stats.map(|_| match (&budget, slowdown) {
+        (Some(_), _) => Level::Budget,
+        (None, Some(_)) => Level::Slowdown,
+        (None, None) => Level::Fixed,
+    });
+    let parameters = stats.into_iter().flat_map(|stats| &stats.policies).flat_map(|policy| policy.parameters.clone());
+    let vm = Vm {
+        pid: is.as_ref().map_or(row.pid, |vm| vm.pid),
+        started: is.as_ref().and_then(|vm| programs::started(vm.pid)).unwrap_or(row.started),
+        name: is.as_ref().map_or(row.name, |vm| vm.name.clone()),
+        kind: if is.is_some() { Kind::Vm } else { Kind::Program },
+        manager: is.map(|vm| vm.manager),
+        state,
+        why,
+        created: false,
+        level,
+        limit_bytes: row.limit,
+        managed_bytes: stats.map(|stats| stats.managed_bytes),
+        resident_bytes: row.resident,
+        out_bytes: row.out,
+        faults_per_second: row.rates.map(|rates| rates.faults),
+        evicted_per_second: row.rates.map(|rates| rates.evicted),
+        stall: row.rates.map(|rates| rates.stall),
+        slowdown,
+        budget,
+        policy: stats.map(|stats| farshore_config::plain(&stats.policy)),
+        prefetcher: stats.map(|stats| farshore_config::plain(&stats.prefetcher)),
+        parameters: parameters.map(|(name, value)| (farshore_config::plain(&name), value)).collect(),
+    };
+    Seen { vm, answers: row.pid, key: (row.pid, row.started), stats: row.stats }
+}
+
+/// What is kept of a look; none, if it told no rates.
+fn sample(vm: &Vm) -> Option<Sample> {
+    Some(Sample {
+        age_ms: 0,
+        limit_bytes: vm.limit_bytes?,
+        resident_bytes: vm.resident_bytes?,
+        out_bytes: vm.out_bytes?,
+        faults_per_second: vm.faults_per_second?,
+        evicted_per_second: vm.evicted_per_second?,
+        stall: vm.stall?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_client::look::Rates;
+
+    fn row(pid: u32, started: u64) -> Row {
+        Row {
+            pid,
+            started,
+            name: "x".into(),
+            status: Status::Answers,
+            limit: Some(3),
+            resident: Some(2),
+            out: Some(1),
+            rates: Some(Rates { faults: 5.0, evicted: 4.0, stall: 0.5 }),
+            history: Vec::new(),
+            slowed: None,
+            family: None,
+            budget: None,
+            stats: Some(Arc::new(Stats { policy: "clock".into(), ..Stats::default() })),
+        }
+    }
+
+    #[test]
+    fn virtual_machines_go_by_their_monitor() {
+        let watch = Watch::default();
+        let asked = std::cell::Cell::new(0);
+        let vm_of = |pid: u32| {
+            asked.set(asked.get() + 1);
+            (pid == 8).then(|| vms::Vm { pid: 7, manager: 8, name: "one".into() })
+        };
+        let now = Instant::now();
+        for at in 0..3 {
+            watch.take(vec![row(8, 1), row(9, 1)], vm_of, now + Duration::from_secs(at));
+        }
+        assert_eq!(asked.get(), 2, "what a process is does not change");
+        let all = watch.all();
+        assert_eq!(
+            all.iter().map(|vm| (vm.pid, vm.kind, vm.manager)).collect::<Vec<_>>(),
+            [(7, Kind::Vm, Some(8)), (9, Kind::Program, None)]
+        );
+        let one = watch.one(7).expect("it runs");
+        assert_eq!((one.answers, one.vm.name.as_str(), one.vm.level), (8, "one", Some(Level::Fixed)));
+        assert_eq!(watch.one(8).map(|seen| seen.vm.pid), Some(7), "by its manager");
+        assert!(watch.one(10).is_none());
+        assert_eq!(watch.history(&one, KEPT).len(), 3);
+    }
+
+    #[test]
+    fn what_ends_is_forgotten_and_what_is_old_too() {
+        let watch = Watch::default();
+        let now = Instant::now();
+        watch.take(vec![row(8, 1)], |_| None, now);
+        watch.take(vec![row(8, 1)], |_| None, now + KEPT + Duration::from_secs(1));
+        let one = watch.one(8).expect("it runs");
+        assert_eq!(watch.history(&one, KEPT).len(), 1);
+        // The number came again.
+        watch.take(vec![row(8, 2)], |_| None, now + KEPT + Duration::from_secs(2));
+        assert!(watch.history(&one, KEPT).is_empty());
+        assert_eq!(watch.inner().history.len(), 1);
+        let silent = Row { status: Status::Silent(Duration::from_secs(3)), rates: None, ..row(8, 2) };
+        watch.take(vec![silent], |_| None, now);
+        let one = watch.one(8).expect("it is there");
+        assert_eq!((one.vm.state, one.vm.why.as_deref()), (State::Silent, Some("no answer for 3 s: is it stopped?")));
+    }
+}
