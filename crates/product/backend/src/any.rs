@@ -16,7 +16,7 @@ use farshore_core::seams::{
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use rustix::fd::RawFd;
+use rustix::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// The variable that wraps the space in [`Faulty`]: see [`crate::faulty`].
@@ -105,6 +105,28 @@ impl AnyBackend {
         Ok(match faults {
             Some(config) if alone => pool.with_faults(config),
             _ => pool,
+        })
+    }
+
+    /// Whether a space of these specs can be taken over from a process that was killed: all that it is are files.
+    pub fn can_be_taken_over(specs: &[SwapSpec], encrypt: bool) -> bool {
+        !encrypt && specs.iter().all(|spec| matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. }))
+    }
+
+    /// Takes over the files that a process has left which had opened such a space ([`AnyBackend::can_be_taken_over`]): one for each of `specs`.
+    ///
+    /// # Errors
+    /// As [`AnyBackend::open`].
+    pub fn take_over(
+        specs: &[SwapSpec],
+        left: Vec<OwnedFd>,
+        faults: Option<&FaultConfig>,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<AnyBackend, OpenError> {
+        let files = AnyBackend::File(FileArray::take_over(specs, left, FileOptions::default(), notice)?);
+        Ok(match faults {
+            Some(config) => files.with_faults(config),
+            None => files,
         })
     }
 

@@ -8,6 +8,7 @@
 //! * [`page`] names pages, granules and ranges;
 //! * [`word`] is the page word: one 64-bit word a page, one order of changes;
 //! * [`table`] finds the word of an address, [`huge`] says what is known of huge pages there;
+//! * [`room`] is where the tables of a manager lie, so that they outlive it;
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
 //! * [`delegation`] lets one core ask another to work on what the other core owns;
@@ -48,6 +49,7 @@ pub mod pooled;
 #[cfg(feature = "recorder")]
 pub mod recorder;
 pub mod roll;
+pub mod room;
 #[cfg(not(loom))]
 pub mod seams;
 pub mod slots;

@@ -47,6 +47,7 @@
 //! extents (checked by [`SlotMap::assert_valid`]).
 
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
+use crate::room::Room;
 use crate::spin::SpinLock;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::word::Slot;
@@ -55,6 +56,7 @@ use alloc::vec::Vec;
 use arrangement::{Arrangements, SpaceSet};
 use core::ops::Range;
 use extent::{Extent, WORDS};
+pub use left::LeftSums;
 pub use giving::Idle;
 use owners::Owners;
 use shares::{SHARES_MAX, Share};
@@ -72,6 +74,8 @@ mod extent;
 mod giving;
 #[path = "slots/owners.rs"]
 pub mod owners;
+#[path = "slots/left.rs"]
+mod left;
 #[path = "slots/shares.rs"]
 mod shares;
 #[path = "slots/spaces.rs"]
@@ -128,6 +132,9 @@ pub struct SlotMap {
     wants_stock: crate::sync::plain::AtomicBool,
     /// Cores ask each other for slots, as a rule ([`crate::ablated`]).
     delegates: bool,
+    /// Where extents lie, if not on the heap, and how many were made there.
+    room: Option<&'static dyn Room>,
+    made: crate::sync::plain::AtomicU64,
 }
 
 impl core::fmt::Debug for SlotMap {
@@ -194,7 +201,14 @@ impl SlotMap {
             stocked: crate::sync::plain::AtomicBool::new(false),
             wants_stock: crate::sync::plain::AtomicBool::new(false),
             delegates: true,
+            room: None,
+            made: crate::sync::plain::AtomicU64::new(0),
         }
+    }
+
+    /// Extents lie in this room. To be called before the first slot is reserved.
+    pub fn set_room(&mut self, room: Option<&'static dyn Room>) {
+        self.room = room;
     }
 
     /// A core that has no slots left takes those of another by itself, and asks nobody.
@@ -233,6 +247,7 @@ impl SlotMap {
         // SAFETY: from `boxed`, and no other thread has the pointer.
         let extent = unsafe { &mut *fresh };
         extent.set_owner(owner);
+        extent.set_number(index);
         if index == self.base {
             // Slot 0 means "no slot" in a page word, so no page may have it. The same holds in a child's own space.
             extent.turn_taken(0, 1);
@@ -320,6 +335,9 @@ impl SlotMap {
 
 impl Drop for SlotMap {
     fn drop(&mut self) {
+        if self.room.is_some() {
+            return;
+        }
         for spare in self.spares.iter().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire)) {
             if !spare.is_null() {
                 // SAFETY: from `boxed`, and no other thread has the pointer.

@@ -33,6 +33,7 @@ use crate::huge::Huge;
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES, PAGE_SIZE};
 use crate::order::{Order, Ordered};
 use crate::page::{GranuleId, Page, PageRange};
+use crate::room::{Part, Room};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, spin_hint};
 use crate::word::{AtomicWord, State};
 use alloc::alloc::{Layout, alloc_zeroed};
@@ -122,6 +123,8 @@ pub struct PageTable {
     leaves: Box<[AtomicPtr<Leaf>; LEAVES]>,
     /// The leaf that was made last, as its index + 1; 0: there is none.
     last: AtomicU64,
+    /// Where leaves lie, if not on the heap.
+    room: Option<&'static dyn Room>,
 }
 
 impl core::fmt::Debug for PageTable {
@@ -206,7 +209,19 @@ impl PageTable {
     /// An empty table: 1 MiB of address space, none of it touched.
     pub fn new() -> PageTable {
         // SAFETY: a zeroed AtomicPtr is a null pointer, and an array of them is valid.
-        PageTable { leaves: unsafe { zeroed_box() }, last: AtomicU64::new(0) }
+        PageTable { leaves: unsafe { zeroed_box() }, last: AtomicU64::new(0), room: None }
+    }
+
+    /// The same with its words in `room`, where there may be some already: those of an engine that has ended ([`PageTable::recall`]).
+    pub fn in_room(room: Option<&'static dyn Room>) -> PageTable {
+        let mut table = PageTable::new();
+        table.room = room;
+        table
+    }
+
+    /// Finds the words of a range again that an engine has left in the room. They are looked at ([`PageTable::word_for_unpin`]), and nothing is managed by this table.
+    pub fn recall(&self, range: PageRange) {
+        range.by_granule().for_each(|part| _ = self.leaf_or_new(part.start.granule().0 / LEAF_GRANULES as u64));
     }
 
     /// Whether the table has words for all of `range`: a process may have addresses beyond 47 bits if it asks for them
@@ -227,8 +242,15 @@ impl PageTable {
         if let Some(leaf) = self.leaf(index) {
             return leaf;
         }
-        // SAFETY: a Leaf is made of atomics and flags, and zero is a valid value of each.
-        let fresh: *mut Leaf = Box::into_raw(unsafe { zeroed_box::<Leaf>() });
+        let fresh: *mut Leaf = match self.room {
+            // SAFETY: a Leaf is made of atomics and flags, and zero is a valid value of each.
+            None => Box::into_raw(unsafe { zeroed_box::<Leaf>() }),
+            // Zeros, or the leaf of an engine that has ended.
+            Some(room) => match room.part(Part::Leaf, index, size_of::<Leaf>()) {
+                Some(memory) => memory.as_ptr().cast(),
+                None => alloc::alloc::handle_alloc_error(Layout::new::<Leaf>()),
+            },
+        };
         let place = &self.leaves[index as usize];
         let published = match place.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -237,8 +259,10 @@ impl PageTable {
                 fresh
             }
             Err(other) => {
-                // SAFETY: `fresh` came from Box::into_raw above and was not published.
-                drop(unsafe { Box::from_raw(fresh) });
+                if self.room.is_none() {
+                    // SAFETY: `fresh` came from Box::into_raw above and was not published.
+                    drop(unsafe { Box::from_raw(fresh) });
+                }
                 other
             }
         };
@@ -495,6 +519,9 @@ impl Granule {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
+        if self.room.is_some() {
+            return;
+        }
         for leaf in self.leaves.iter_mut() {
             let leaf = *leaf.get_mut();
             if !leaf.is_null() {

@@ -53,7 +53,7 @@ mod change;
 mod value;
 
 pub use change::AtomicWord;
-pub use value::{CHANCES_MAX, FilePage, Slot, Stage, State, Word};
+pub use value::{CHANCES_MAX, FilePage, Left, Slot, Stage, State, Word};
 
 /// What the owner turns a `Busy` page into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,6 +21,7 @@
 //!  drain         ── swap spaces that come and go while the program runs
 //!  giving        ── room on the disk that is not needed any more
 //!  fork          ── a quiet moment for the parent, an engine for the child
+//!  takeover      ── what a manager that was killed has left, for the next one
 //! ```
 //!
 //! Generic over a [`World`] (kernel, backend, policy, clock, futex and tracer): the library that ships and the simulator run this same
@@ -59,6 +60,7 @@ pub mod scan;
 mod shape;
 pub mod space;
 pub mod stats;
+pub mod takeover;
 #[cfg(test)]
 mod testing;
 pub mod wishes;
@@ -78,6 +80,7 @@ use farshore_attach::{Event, Kind};
 use farshore_core::ablated::Ablated;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
+use farshore_core::room::Room;
 use farshore_core::seams::{Backend, Clock as _, Kernel, PageBuf, Spaces, Told, Traced, Tracer as _, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
@@ -189,6 +192,42 @@ impl<W: World> Engine<W> {
         futex: W::Futex,
         staging: *mut PageBuf,
     ) -> Self {
+        // SAFETY: this function's own condition, for exactly this many pages.
+        let stages = unsafe { Stages::new(staging, shape.sizes().stages as usize) };
+        Self::with_tables(shape, kernel, backend, policy, clock, futex, stages, None)
+    }
+
+    /// The same with its tables in a room, so that they outlive it. `None`: there is no memory.
+    ///
+    /// # Safety
+    /// As for [`Engine::new`]; and no other engine has its tables there.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn in_room(
+        shape: Shape,
+        kernel: W::Kernel,
+        backend: W::Backend,
+        policy: W::Policy,
+        clock: W::Clock,
+        futex: W::Futex,
+        staging: *mut PageBuf,
+        room: &'static dyn Room,
+    ) -> Option<Self> {
+        // SAFETY: this function's own condition, for exactly this many pages.
+        let stages = unsafe { Stages::in_room(staging, shape.sizes().stages as usize, room) }?;
+        Some(Self::with_tables(shape, kernel, backend, policy, clock, futex, stages, Some(room)))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn with_tables(
+        shape: Shape,
+        kernel: W::Kernel,
+        backend: W::Backend,
+        policy: W::Policy,
+        clock: W::Clock,
+        futex: W::Futex,
+        stages: Stages,
+        room: Option<&'static dyn Room>,
+    ) -> Self {
         let sizes = shape.sizes();
         // A core's pages are on its list, and get the core's slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and
         // §4.6).
@@ -196,6 +235,7 @@ impl<W: World> Engine<W> {
         let nodes: Vec<usize> =
             (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
         let mut slots = SlotMap::for_cores(None, &nodes);
+        slots.set_room(room);
         slots.set_spaces(&capacities(&backend));
         if shape.ablated.delegation {
             slots.end_delegation();
@@ -203,15 +243,13 @@ impl<W: World> Engine<W> {
         let health = Health::new(backend.spaces());
         let control = Control::new(&shape, sizes.batch);
         let budget = Budget::new(sizes, shape.cores, control.margin());
-        // SAFETY: this function's own condition, for exactly this many pages.
-        let stages = unsafe { Stages::new(staging, sizes.stages as usize) };
         Engine {
             kernel,
             backend,
             policy,
             clock,
             futex,
-            table: PageTable::new(),
+            table: PageTable::in_room(room),
             waits: WaitTable::new(),
             moving: Moving::default(),
             budget: if shape.ablated.caches { budget.without_caches() } else { budget },
@@ -332,7 +370,7 @@ impl<W: World> Engine<W> {
     /// The checksum of a page in `slot`. The slot is part of it, so that a device that delivers another slot's bytes is
     /// detected.
     #[inline]
-    fn checksum(slot: Slot, bytes: &PageBuf) -> u64 {
+    pub(crate) fn checksum(slot: Slot, bytes: &PageBuf) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(&bytes.0, slot.number())
     }
 

@@ -25,7 +25,7 @@ use crate::pagemap::{Categories, Pagemap, Query, Region};
 use crate::raw::{self, Errno};
 use crate::samples::{self, Samples};
 use crate::tls;
-use crate::uffd::{Uffd, UffdError};
+use crate::uffd::{Note, Uffd, UffdError};
 use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::limits::GRANULE_PAGES;
@@ -189,12 +189,33 @@ impl LinuxKernel {
     ///
     /// # Safety
     /// So many pages can be read there, and nobody writes them.
+    #[inline]
     unsafe fn copy_in(&self, first: Page, source: u64, count: u64, protect: Protect) -> Result<u64, KernelError> {
+        Self::copied(count, || {
+            // SAFETY: our own condition.
+            unsafe { self.uffd.copy(first.addr(), source, count * PAGE, protect == Protect::WriteProtected, self.wake) }
+        })
+    }
+
+    /// As [`Kernel::map_run`], with a note ([`Uffd::copy_noted`]).
+    ///
+    /// # Errors
+    /// As [`Kernel::map_run`].
+    pub fn map_run_noted(&self, note: &Note, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
+        let (source, count) = (bytes.as_ptr() as u64, bytes.len() as u64);
+        Self::copied(count, || {
+            let protect = protect == Protect::WriteProtected;
+            // SAFETY: `bytes` is borrowed, so it is initialised and not being written.
+            unsafe { self.uffd.copy_noted(note, first.addr(), source, count * PAGE, protect, self.wake) }
+        })
+    }
+
+    /// What came of a copy of `count` pages.
+    #[inline]
+    fn copied(count: u64, copy: impl Fn() -> Result<(), UffdError>) -> Result<u64, KernelError> {
         let mut progress = 0;
         let answer = again(|| {
-            // SAFETY: our own condition.
-            let answer =
-                unsafe { self.uffd.copy(first.addr(), source, count * PAGE, protect == Protect::WriteProtected, self.wake) };
+            let answer = copy();
             if let Err(UffdError::Again { done }) = answer {
                 progress = done >> PAGE_SHIFT;
             }

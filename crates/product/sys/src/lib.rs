@@ -29,6 +29,7 @@
 //! | [`samples`] | the same by samples of loads, in rings that the kernel fills |
 //! | [`usdt`] | the engine's `Tracer`: probes for gdb, perf and bpftrace |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
+//! | [`lasting`] | memory for tables that outlives the process |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
 //!
 //! What runs in a signal handler or in the fault path ([`raw`], the methods of [`uffd::Uffd`], [`kernel`],
@@ -50,6 +51,7 @@ pub mod hosted;
 pub mod huge;
 pub mod idle;
 pub mod kernel;
+pub mod lasting;
 pub mod lease;
 pub mod lock;
 pub mod own;

@@ -40,7 +40,7 @@ use farshore_core::seams::{Backend, IoError, MemoryBudget, PageBuf, ReadBegun, R
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
 use places::Places;
-use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::{Errno, pread, pwrite};
 use std::sync::{Arc, Mutex};
 use uring::UringQueue;
@@ -296,10 +296,34 @@ impl FileArray {
         if let Some(why) = obstacle.filter(|_| opened == 0) {
             return Err(why);
         }
+        Ok(FileArray::around(places, specs, options, notice))
+    }
+
+    /// Takes the files over that a process has left: one for each of `specs`, in order, with what is written there.
+    ///
+    /// # Errors
+    /// One that cannot be used, or there are more or fewer.
+    pub fn take_over(
+        specs: &[SwapSpec],
+        left: Vec<OwnedFd>,
+        options: FileOptions,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<FileArray, OpenError> {
+        if specs.is_empty() || specs.len() != left.len() {
+            return Err(OpenError::NoSpace);
+        }
+        let places = Places::new();
+        for (space, (spec, fd)) in specs.iter().zip(left).enumerate() {
+            places.take_over(space, spec, fd, notice)?;
+        }
+        Ok(FileArray::around(places, specs, options, notice))
+    }
+
+    fn around(places: Places, specs: &[SwapSpec], options: FileOptions, notice: &mut dyn FnMut(&str)) -> FileArray {
         let names: Vec<String> = specs.iter().map(SwapSpec::to_string).collect();
         let files = Arc::new(Files { places, arrangements: Arrangements::new(SpaceSet::first(specs.len())) });
         let ready = if options.uring { uring::try_out(&files, notice).map(Box::new) } else { None };
-        Ok(FileArray { files, name: names.join(" + "), options, uring: ready.is_some(), ready: Mutex::new(ready) })
+        FileArray { files, name: names.join(" + "), options, uring: ready.is_some(), ready: Mutex::new(ready) }
     }
 
     /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, unless
@@ -337,8 +361,7 @@ impl FileArray {
         self.uring
     }
 
-    /// The files, to look at in tests.
-    #[doc(hidden)]
+    /// The files.
     pub fn borrow(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         (0..self.spaces()).filter_map(|space| self.files.places.file(space).ok())
     }

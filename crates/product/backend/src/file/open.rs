@@ -80,6 +80,23 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     Ok(Opened { fd, limit, regions: None })
 }
 
+/// Takes a file over that was made for this space by a process that has ended: it is as that one has set it.
+pub(super) fn take_over(spec: &SwapSpec, fd: OwnedFd, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
+    let (path, size) = match spec {
+        SwapSpec::Dir(path) => (path, None),
+        SwapSpec::File { path, size } => (path, *size),
+        other => return Err(OpenError::Mixed(other.to_string(), "dir:".to_owned())),
+    };
+    let failed = |errno| OpenError::Io { doing: "take over the swap file at", path: path.clone(), errno };
+    let fd = place_high(fd).map_err(failed)?;
+    let raised = Raised::new();
+    let limit = limit_of(spec, size, notice)?;
+    if raised.is_raised() {
+        lengthen(&fd);
+    }
+    Ok(Opened { fd, limit, regions: None })
+}
+
 /// Whether a file can be made in the directory of this space: it is made, and closed.
 pub fn can_be_made(spec: &SwapSpec) -> bool {
     matches!(spec, SwapSpec::Dir(path) if in_directory(path, true).is_ok())

@@ -16,7 +16,7 @@ use farshore_config::SwapSpec;
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::seams::IoError;
 use farshore_core::slots::arrangement::SPACES_MAX;
-use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
+use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::io_uring::{IoringRegisterOp, io_uring_files_update, io_uring_ptr, io_uring_register};
 use std::sync::Mutex;
@@ -104,7 +104,21 @@ impl Places {
         options: FileOptions,
         notice: &mut dyn FnMut(&str),
     ) -> Result<Option<u64>, OpenError> {
-        let opened = open::open(spec, options, notice)?;
+        self.enter(space, spec, open::open(spec, options, notice)?)
+    }
+
+    /// Puts a file into `space`, which has none: one that a process has left that has ended.
+    pub(super) fn take_over(
+        &self,
+        space: usize,
+        spec: &SwapSpec,
+        fd: OwnedFd,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<Option<u64>, OpenError> {
+        self.enter(space, spec, open::take_over(spec, fd, notice)?)
+    }
+
+    fn enter(&self, space: usize, spec: &SwapSpec, opened: Opened) -> Result<Option<u64>, OpenError> {
         let slots = slots_of(spec, &opened)?;
         let Opened { fd, regions, .. } = opened;
         self.put(space, Named { spec: spec.clone(), name: spec.to_string(), regions, left_out: None }, fd.into_raw_fd(), slots);

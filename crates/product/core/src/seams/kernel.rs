@@ -75,6 +75,10 @@ pub struct Flushes {
 /// Changes to the program's page tables. All methods act on pages of which the caller owns the
 /// words, except that [`Kernel::protect`] may cover neighbours.
 pub trait Kernel: Sync {
+    /// Whether another process takes the memory over when this one is killed. Then the engine leaves notes for it before each step from which there is no way back, and tells the kernel when the
+    /// notes of its own about what was mapped are no longer needed ([`Kernel::forget_mapped`]).
+    const OUTLIVED: bool = false;
+
     /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
     /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] maps one. Returns how many were mapped
@@ -89,6 +93,8 @@ pub trait Kernel: Sync {
         }
         Ok(bytes.len() as u64)
     }
+    /// The words of the pages that this thread has mapped last say that they are mapped.
+    fn forget_mapped(&self) {}
     /// Maps the absent pages from `first` on with zeros, writable. Returns how many were mapped (at least 1).
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
     /// Where [`Kernel::map_huge`] is worth a call.

@@ -53,6 +53,8 @@ pub(super) struct Extent {
     freed: Padded<Freed>,
     /// Written before the extent can be seen, and never again.
     owner: u32,
+    /// Which extent it is, and 2; 1: none yet. Memory that was never an extent has 0 here. As `owner`.
+    number: u32,
     /// The last time, in its space's count, that the disk was full and had no room for a slot of it; 0: never.
     pub(super) barred: crate::sync::plain::AtomicU32,
     /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
@@ -74,6 +76,7 @@ impl Extent {
             taken: Padded(Taken { bits: words(), count: number(), room: Room::new() }),
             freed: Padded(Freed { bits: words(), count: number(), away: AtomicU32::new(SHELVED), link: number() }),
             owner: 0,
+            number: 1,
             barred: crate::sync::plain::AtomicU32::new(0),
             held: words(),
             sums: core::array::from_fn(|_| AtomicU64::new(0)),
@@ -83,6 +86,16 @@ impl Extent {
     /// To be called before any other thread sees the extent.
     pub(super) fn set_owner(&mut self, owner: usize) {
         self.owner = owner as u32;
+    }
+
+    /// As [`Extent::set_owner`].
+    pub(super) fn set_number(&mut self, number: u32) {
+        self.number = number + 2;
+    }
+
+    /// Which extent it is. `Err`: none, and whether it was made.
+    pub(super) fn number(&self) -> Result<u32, bool> {
+        self.number.checked_sub(2).ok_or(self.number == 1)
     }
 
     pub(super) fn owner(&self) -> usize {

@@ -26,10 +26,10 @@ impl SlotMap {
         self.stocked.store(true, Ordering::Relaxed);
         let missing = |place: &&crate::sync::plain::AtomicPtr<Extent>| place.load(Ordering::Relaxed).is_null();
         for place in self.spares.iter().filter(missing) {
-            let Some(extent) = boxed(Extent::new) else { return false };
+            let Some(extent) = self.new_extent() else { return false };
             // Release: pairs with the taker's Acquire. If another thread has filled the place, our extent is freed.
             let put = place.compare_exchange(core::ptr::null_mut(), extent, Ordering::Release, Ordering::Relaxed);
-            if put.is_err() {
+            if put.is_err() && self.room.is_none() {
                 // SAFETY: from `boxed`, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(extent) });
             }
@@ -53,7 +53,7 @@ impl SlotMap {
     pub(super) fn take_spare(&self) -> Option<*mut Extent> {
         let taken = self.spares.iter().rev().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire));
         let spare = taken.into_iter().find(|extent| !extent.is_null());
-        spare.or_else(|| if self.is_stocked() { None } else { boxed(Extent::new) })
+        spare.or_else(|| if self.is_stocked() { None } else { self.new_extent() })
     }
 
     /// Asked when something is missing: whether another thread makes it.

@@ -186,6 +186,25 @@ impl AtomicWord {
         })
     }
 
+    /// The owner of a page that it is about to unmap says to which stage it has copied the bytes. Only whoever takes the memory over from a manager looks for that ([`Word::left`]): a page that is
+    /// not there has left to its stage if its word says so, and was thrown away by the client if not. The next release, or [`AtomicWord::restore`], goes as if nothing had been said.
+    pub fn take_to(&self, stage: Stage) {
+        self.change(|now| {
+            debug_assert_eq!(now.state(), State::Busy, "only an owned page can be taken away");
+            let kept = now.0 & (WAITERS | RESCUED);
+            Ok((now.with(State::Busy, u64::from(stage.0), kept | (State::Busy as u64) << TOP_SHIFT), ()))
+        });
+    }
+
+    /// The owner of a page that was out says that it has mapped it, and that its bytes are nowhere else as far as it is concerned: as [`AtomicWord::take_to`].
+    pub fn note_mapped(&self) {
+        self.change(|now| {
+            debug_assert_eq!(now.state(), State::Busy, "only an owned page can be mapped");
+            let from_stage = if now.0 >> TOP_SHIFT == State::Leaving as u64 { RESCUED } else { 0 };
+            Ok((Word(now.0 & !TOP | from_stage | (State::Resident as u64) << TOP_SHIFT), ()))
+        });
+    }
+
     /// The write of `stage` has been acknowledged: notes it in the word.
     pub fn stage_written(&self, stage: Stage) -> StageStep {
         self.change(|was| {

@@ -127,3 +127,51 @@ fn pages_of_files_are_slots_that_swap_space_does_not_reach() {
     let last = slot(EXTENTS_MAX as u64 * EXTENT_SLOTS as u64 - 1);
     assert!(last.of_file().is_none() && !last.is_of_file());
 }
+
+#[test]
+fn what_a_page_was_is_in_its_word_whenever_its_engine_ends() {
+    let w = AtomicWord::new(Word::UNTOUCHED);
+    let left = || w.load().left().unwrap();
+    assert_eq!(left(), (Left::Fresh, false));
+    let _ = w.begin_fault(Access::Write, false);
+    assert_eq!(left(), (Left::Fresh, true));
+    let _ = w.release(Release::Dirty { chances: 3, guessed: true, protected: true });
+    assert_eq!(left(), (Left::Mapped, false));
+    let _ = w.claim();
+    assert_eq!(left(), (Left::Mapped, true));
+    assert!(w.announce_waiter());
+    w.take_to(Stage(9));
+    assert_eq!(left(), (Left::Leaves(Stage(9)), true));
+    assert_eq!(w.stage_written(Stage(9)), StageStep::Gone, "it has not left yet");
+    assert_eq!(w.release(Release::Leaving { stage: Stage(9), written: false }), Released { wake: true });
+    assert_eq!(left(), (Left::Staged(Stage(9)), false));
+    let _ = w.begin_fault(Access::Write, false);
+    assert_eq!(left(), (Left::Staged(Stage(9)), true));
+    w.note_mapped();
+    assert_eq!(left(), (Left::Mapped, true));
+    let _ = w.release(Release::Clean { slot: slot(5), chances: 0 });
+    assert!(w.load().rescued(), "as without the note");
+    let BeginEvict::Owned { was } = w.begin_evict(false) else { panic!("it has no chances") };
+    w.take_to(Stage(2));
+    // The kernel has refused.
+    let _ = w.restore(was);
+    assert_eq!((w.load(), left()), (was, (Left::Mapped, false)));
+    let _ = w.begin_evict(false);
+    w.take_to(Stage(2));
+    let _ = w.release(Release::Leaving { stage: Stage(2), written: true });
+    let _ = w.retire_stage(Stage(2), slot(5));
+    let _ = w.begin_fault(Access::Read, false);
+    assert_eq!(left(), (Left::Stored(slot(5)), true));
+    let _ = w.release(Release::Foreign);
+    assert_eq!(left(), (Left::Fresh, false));
+}
+
+#[test]
+fn what_no_engine_leaves_is_known() {
+    // Of every state and every state before it: what names no place, and what is no state.
+    let all = (0..8_u64).flat_map(|state| (0..8_u64).map(move |top| state | top << 61));
+    let known = all.filter(|&bits| Word(bits).left().is_some()).count();
+    // Untouched, foreign, resident, leaving whatever their top bits are; of busy ones those of a state but `Out`, which names no slot here.
+    assert_eq!(known, 4 * 8 + 5);
+    assert_eq!(Word(State::Leaving as u64 | 1 << (24 + 33)).left(), None, "no stage has such a number");
+}

@@ -101,6 +101,21 @@ impl FilePage {
     }
 }
 
+/// What a page was when its engine ended ([`Word::left`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// It had no bytes.
+    Fresh,
+    /// It was mapped.
+    Mapped,
+    /// Its bytes were in a stage.
+    Staged(Stage),
+    /// Its bytes were in a slot alone.
+    Stored(Slot),
+    /// Its owner was unmapping it, and had copied its bytes to a stage.
+    Leaves(Stage),
+}
+
 /// A page-sized piece of an evictor's staging memory, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Stage(pub u32);
@@ -138,6 +153,11 @@ impl Word {
     pub const UNTOUCHED: Word = Word(State::Untouched as u64);
     /// The word of a page that is not ours.
     pub const FOREIGN: Word = Word(State::Foreign as u64);
+
+    /// The word of a page that a thread owns and whose bytes are in a stage: for whoever takes over from an engine that has ended.
+    pub const fn held_in_stage(stage: Stage) -> Word {
+        Word(State::Busy as u64 | (stage.0 as u64) << PLACE_SHIFT | (State::Leaving as u64) << TOP_SHIFT)
+    }
 
     /// The page's state.
     #[inline]
@@ -179,6 +199,23 @@ impl Word {
     #[inline]
     pub fn written(self) -> bool {
         self.0 & WRITTEN != 0
+    }
+    /// What the page was when the engine ended whose word this is, and whether a thread owned it then: it was so when the thread took it. `None`: no engine leaves such a word.
+    pub fn left(self) -> Option<(Left, bool)> {
+        let (held, state) = match self.0 & STATE {
+            state if state == State::Busy as u64 => (true, self.0 >> TOP_SHIFT),
+            state => (false, state),
+        };
+        let stage = || u32::try_from(self.place()).ok().map(Stage);
+        let left = match state {
+            state if state == State::Untouched as u64 || state == State::Foreign as u64 => Left::Fresh,
+            state if state == State::Resident as u64 => Left::Mapped,
+            state if state == State::Leaving as u64 => Left::Staged(stage()?),
+            state if state == State::Out as u64 => Left::Stored(Slot::new(self.place())?),
+            state if state == State::Busy as u64 => Left::Leaves(stage()?),
+            _ => return None,
+        };
+        Some((left, held))
     }
     /// How often evictors still pass a resident page over.
     #[inline]

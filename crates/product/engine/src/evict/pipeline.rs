@@ -383,6 +383,9 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         self.copy_to_stages();
         self.give_slots();
+        if W::Kernel::OUTLIVED {
+            self.leave_word();
+        }
         self.unmap();
         let count = self.victims.len();
         if count == 0 {
@@ -409,7 +412,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 }
             }
             engine.evictors.stages.hold(stage, victim.page, victim.slot);
-            if let (true, Some(slot)) = (victim.dirty, victim.slot) {
+            if let (true, Some(slot), false) = (victim.dirty, victim.slot, W::Kernel::OUTLIVED) {
                 engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
             }
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
@@ -465,6 +468,10 @@ impl<'e, W: World> Evictor<'e, W> {
         self.victims.retain(|victim| {
             let stage = places[taken];
             let readable = engine.page(victim.page).is_some_and(|at| !at.flags.is_unreadable());
+            if W::Kernel::OUTLIVED {
+                // Its bytes may be those of a page that was rescued from it.
+                engine.evictors.stages.disown(stage);
+            }
             // SAFETY: the stage is free (`Ring::next`), and the ring is this evictor's.
             let bytes = unsafe { engine.evictors.stages.bytes_mut(stage) };
             let copy = |readable, bytes: &mut _| engine.kernel.copy_out(victim.page, bytes, readable).is_ok();
@@ -506,6 +513,21 @@ impl<'e, W: World> Evictor<'e, W> {
             // back too.
             for victim in self.victims.drain(given..) {
                 engine.put_back(&victim);
+            }
+        }
+    }
+
+    /// Before the victims leave: all that whoever takes over must know to find their bytes in the stages. The word comes last.
+    fn leave_word(&self) {
+        let engine = self.engine;
+        for (&stage, victim) in self.places.iter().zip(&self.victims) {
+            engine.evictors.stages.hold(stage, victim.page, victim.slot);
+            engine.evictors.stages.note_write(stage, victim.dirty);
+            if let (true, Some(slot)) = (victim.dirty, victim.slot) {
+                engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
+            }
+            if let Some(at) = engine.page(victim.page) {
+                at.word.take_to(stage);
             }
         }
     }
@@ -735,6 +757,7 @@ impl<W: World> Engine<W> {
         match at.word.begin_fault(Access::Write, false) {
             BeginFault::Owned { was } if was.stage() == Some(stage) => {
                 if self.kernel.map(page, self.evictors.stages.bytes(stage), farshore_core::seams::Protect::Writable).is_ok() {
+                    self.note_mapped(at.word);
                     self.evictors.stages.vacate(stage, false);
                     // Finding out whether an evictor protected the page meanwhile is not worth the cost.
                     self.release(page, at.word, Release::Dirty { chances: 1, guessed: false, protected: true });

@@ -19,8 +19,10 @@
 
 use alloc::boxed::Box;
 use bytemuck::Zeroable;
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
+use farshore_core::room::{Part, Room};
 use farshore_core::seams::PageBuf;
 use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::word::{Slot, Stage};
@@ -37,6 +39,8 @@ struct Meta {
     page: AtomicU64,
     slot: AtomicU64,
     vacated: AtomicU8,
+    /// The write to `slot` may be under way, as far as whoever takes over can know.
+    unsettled: AtomicU8,
 }
 
 // SAFETY: atomic numbers, of which zero is one.
@@ -53,11 +57,24 @@ pub enum Vacancy {
     SlotFree,
 }
 
+/// Whether the stage that a page word names has the page's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// It has.
+    Holds,
+    /// It had, and who owned the page was done with them.
+    GivenUp,
+    /// It has those of another page, or none.
+    Another,
+}
+
 /// All stages of an engine.
 #[derive(Debug)]
 pub struct Stages {
     memory: *mut PageBuf,
-    meta: Box<[Meta]>,
+    meta: NonNull<[Meta]>,
+    /// `meta` is in a room, and not ours to free.
+    lasts: bool,
     ever_used: AtomicU64,
 }
 
@@ -75,16 +92,31 @@ impl Stages {
     pub unsafe fn new(memory: *mut PageBuf, count: usize) -> Stages {
         const { assert!(HELD == 0) };
         // As the kernel gives it: a page of it is there once one of its stages is used.
-        Stages { memory, meta: bytemuck::zeroed_slice_box(count), ever_used: AtomicU64::new(0) }
+        let meta = NonNull::from(Box::leak(bytemuck::zeroed_slice_box(count)));
+        Stages { memory, meta, lasts: false, ever_used: AtomicU64::new(0) }
+    }
+
+    /// The same with what is known of them in `room`, where there may be some already: those of an engine that has ended. `None`: there is no memory.
+    ///
+    /// # Safety
+    /// As for [`Stages::new`].
+    pub unsafe fn in_room(memory: *mut PageBuf, count: usize, room: &'static dyn Room) -> Option<Stages> {
+        let meta = NonNull::slice_from_raw_parts(room.part(Part::Claims, 0, count * size_of::<Meta>())?.cast(), count);
+        Some(Stages { memory, meta, lasts: true, ever_used: AtomicU64::new(0) })
+    }
+
+    fn all(&self) -> &[Meta] {
+        // SAFETY: from a box of ours that is freed with `self`, or from a room, for as long as the process lives; atomic numbers, which may be shared.
+        unsafe { self.meta.as_ref() }
     }
 
     fn meta(&self, stage: Stage) -> &Meta {
-        &self.meta[stage.0 as usize]
+        &self.all()[stage.0 as usize]
     }
 
     /// Start of the stage's memory.
     pub fn memory(&self, stage: Stage) -> *mut PageBuf {
-        assert!((stage.0 as usize) < self.meta.len());
+        assert!((stage.0 as usize) < self.all().len());
         // SAFETY: in bounds of the allocation that `new` was promised, by the assertion.
         unsafe { self.memory.add(stage.0 as usize) }
     }
@@ -117,6 +149,34 @@ impl Stages {
         meta.slot.store(slot.map_or(0, Slot::number), Ordering::Relaxed);
         // Release: with the page word's release that follows, a rescuer sees all three.
         meta.vacated.store(HELD, Ordering::Release);
+    }
+
+    /// The stage has no page's bytes: its evictor is about to write it. For whoever takes over; a stage that is free is none that the engine asks about.
+    pub fn disown(&self, stage: Stage) {
+        // Release: before the bytes.
+        self.meta(stage).page.store(0, Ordering::Release);
+    }
+
+    /// A write to the stage's slot is to be made (`true`), or has been made. For whoever takes over.
+    pub fn note_write(&self, stage: Stage, pending: bool) {
+        self.meta(stage).unsettled.store(pending.into(), Ordering::Release);
+    }
+
+    /// Of an engine that has ended: whether a stage has the bytes of the page whose word names it.
+    pub fn claim(&self, stage: Stage, page: Page) -> Claim {
+        match self.all().get(stage.0 as usize) {
+            Some(meta) if page.0 != 0 && meta.page.load(Ordering::Acquire) == page.0 => match meta.vacated.load(Ordering::Acquire) {
+                HELD => Claim::Holds,
+                _ => Claim::GivenUp,
+            },
+            _ => Claim::Another,
+        }
+    }
+
+    /// Of an engine that has ended: slots whose writes may still be under way.
+    pub fn unsettled(&self) -> impl Iterator<Item = Slot> {
+        let pending = self.all().iter().filter(|meta| meta.unsettled.load(Ordering::Acquire) != 0);
+        pending.filter_map(|meta| Slot::new(meta.slot.load(Ordering::Acquire)))
     }
 
     /// The page whose bytes are in the stage.
@@ -159,5 +219,14 @@ impl Stages {
     pub fn ever_used(&self) -> u64 {
         // Rings are filled from their start, evictor by evictor; the highest number bounds the count.
         self.ever_used.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        if !self.lasts {
+            // SAFETY: from Box::leak in `new`, freed once, and `&mut self` means that nobody uses it.
+            drop(unsafe { Box::from_raw(self.meta.as_ptr()) });
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::Engine;
 use crate::health::{Begun, Transfer};
 use crate::stats::Count;
 use farshore_core::limits::BATCHES_IN_FLIGHT;
-use farshore_core::seams::{Clock, PageBuf, World, WriteQueue};
+use farshore_core::seams::{Clock, Kernel, PageBuf, World, WriteQueue};
 use farshore_core::slots::Run;
 use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::word::{Slot, Stage};
@@ -216,6 +216,9 @@ impl<W: World> Evictor<'_, W> {
             self.ended(batch, first, count, state);
             if result.is_ok() {
                 for stage in (first.0..first.0 + count).map(Stage) {
+                    if W::Kernel::OUTLIVED {
+                        engine.evictors.stages.note_write(stage, false);
+                    }
                     let _ = engine.stage_is_written(stage);
                 }
                 engine.stats.add(self.core, Count::PagesOut, u64::from(count));

@@ -33,7 +33,7 @@ use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Reads, Return, World};
 use farshore_core::table::PageRef;
 use farshore_core::wait::Ticket;
-use farshore_core::word::{BeginFault, Release, Slot, State, Word};
+use farshore_core::word::{AtomicWord, BeginFault, Release, Slot, State, Word};
 
 /// How often a page is read, alone, until a read that failed or a wrong checksum counts: the page cannot be read.
 pub(crate) const READ_TRIES: u32 = 3;
@@ -511,6 +511,7 @@ impl<W: World> Engine<W> {
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
         let epoch = Epoch::of(at.granule);
         self.kernel.map(page, self.evictors.stages.bytes(stage), protect)?;
+        self.note_mapped(at.word);
         let protected = epoch.has_moved(at.granule);
         let slot = self.evictors.stages.slot(stage);
         self.stats.add(core, Count::Unstaged, 1);
@@ -556,16 +557,18 @@ impl<W: World> Engine<W> {
             self.drop_along(fault.page, fault.core, slot, along);
             return self.not_mapped(fault, at, was, why);
         }
+        self.note_mapped(at.word);
         self.part_ended(fault);
         let protected = epoch.has_moved(at.granule);
         self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
         let chances = self.policy.chances(self.how_it_came(fault.page, along));
         fault.chances = chances;
         if dirty {
+            self.release(fault.page, at.word, Release::Dirty { chances, guessed, protected });
+            // Behind the release: as long as a word names a slot, no other page's bytes come there.
             if !is_planted(Canary::Slot) {
                 self.slots.free(slot);
             }
-            self.release(fault.page, at.word, Release::Dirty { chances, guessed, protected });
         } else {
             self.release(fault.page, at.word, Release::Clean { slot, chances });
         }
@@ -578,6 +581,15 @@ impl<W: World> Engine<W> {
         let evictors = &self.evictors;
         let distance = if along.pages() == 1 { evictors.refaults.since_out(page, evictors.loops.left()) } else { None };
         distance.map_or(Came::Fetched, |distance| Came::Returned(Return { distance, frames: self.frames().limit() }))
+    }
+
+    /// A page that was out is mapped: whoever takes over must not take it out of its slot or stage again, however it has changed since.
+    #[inline]
+    pub(crate) fn note_mapped(&self, word: &AtomicWord) {
+        if W::Kernel::OUTLIVED {
+            word.note_mapped();
+            self.kernel.forget_mapped();
+        }
     }
 
     /// The read failed, or its bytes are wrong: it is tried again, without other pages, a few times.

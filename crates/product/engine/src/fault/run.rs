@@ -165,12 +165,17 @@ impl<W: World> Engine<W> {
         let epoch = Epoch::of(granule);
         let mapped = self.kernel.map_run(first, bytes, protect).unwrap_or(0);
         let protected = dirty && epoch.has_moved(granule);
+        if W::Kernel::OUTLIVED {
+            (0..mapped).filter_map(|n| self.page(first.plus(n))).for_each(|at| at.word.note_mapped());
+            self.kernel.forget_mapped();
+        }
         for n in 0..mapped {
             let (page, slot) = (first.plus(n), slot.plus(n));
             let Some(at) = self.page(page) else { unreachable!("{page:?} vanished while it was owned") };
             if dirty {
-                self.slots.free(slot);
                 self.release(page, at.word, Release::Dirty { chances: 0, guessed: how == Alike::Guessed, protected });
+                // As of the page that was asked for: behind the release.
+                self.slots.free(slot);
             } else {
                 self.release(page, at.word, Release::Clean { slot, chances: 0 });
             }

@@ -19,6 +19,7 @@ pub use features::Features;
 
 use crate::fd::{self, Fd};
 use crate::raw::{self, Errno, nr};
+use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Api, Range, RawMessage, Register, Transfer, WriteProtect, ZeroPage};
 
 /// How to open a userfaultfd.
@@ -380,6 +381,27 @@ impl Uffd {
         sort(answer, argument.done)
     }
 
+    /// As [`Uffd::copy`], with a note in memory of the caller's that others have too: how many bytes the kernel has mapped is in there before anybody can stop this thread.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    ///
+    /// # Safety
+    /// As [`Uffd::copy`].
+    pub unsafe fn copy_noted(&self, note: &Note, dst: u64, src: u64, len: u64, protect: bool, wake: bool) -> Result<(), UffdError> {
+        let mode = if protect { abi::COPY_MODE_WP } else { 0 } | if wake { 0 } else { abi::COPY_MODE_DONTWAKE };
+        // First that nothing is mapped: a reader must not take the last call's answer for this one's.
+        note.forget();
+        for (at, number) in [(1, src), (2, len), (3, mode), (0, dst)] {
+            note.0[at].store(number, Ordering::SeqCst);
+        }
+        // SAFETY: the note is laid out as the request's struct, and atomic: others may read it meanwhile. `src` is the caller's promise.
+        let answer = unsafe {
+            raw::syscall_result(nr::IOCTL, [self.fd.arg(), abi::UFFDIO_COPY, note.0.as_ptr() as u64, 0, 0, 0])
+        };
+        sort(answer, note.0[4].load(Ordering::SeqCst) as i64)
+    }
+
     /// Maps absent memory at `dst` with a copy of `bytes`, whole pages, and wakes who waits there.
     ///
     /// # Errors
@@ -516,6 +538,35 @@ pub enum Waited {
     Message,
     /// The time is over, or a signal came.
     Nothing,
+}
+
+/// What [`Uffd::copy_noted`] has last done, laid out as the kernel's struct: where to, from where, how many bytes, how, and how many are mapped.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Note([AtomicU64; 5]);
+
+const _: () = assert!(size_of::<Note>() == size_of::<Transfer>());
+
+impl Note {
+    /// Numbers of a note in memory.
+    pub const NUMBERS: usize = 5;
+
+    /// The note that these numbers are.
+    pub fn of(numbers: &[AtomicU64; Note::NUMBERS]) -> &Note {
+        // SAFETY: a transparent wrapper of just these.
+        unsafe { &*(&raw const *numbers).cast() }
+    }
+
+    /// Nothing was mapped by the last call, as far as anybody needs to know.
+    pub fn forget(&self) {
+        self.0[4].store(0, Ordering::SeqCst);
+    }
+
+    /// What the last call has mapped: first byte and end.
+    pub fn mapped(&self) -> Option<(u64, u64)> {
+        let (start, bytes) = (self.0[0].load(Ordering::SeqCst), self.0[4].load(Ordering::SeqCst) as i64);
+        (bytes > 0).then(|| (start, start.saturating_add(bytes.cast_unsigned())))
+    }
 }
 
 /// The answer of a request that can do a part. A negative `done` repeats the errno.
