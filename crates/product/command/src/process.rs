@@ -14,10 +14,12 @@ pub fn told(pid: u32, file: &str) -> io::Result<String> {
     std::fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The words behind which a manager of a virtual machine's memory finds its options and the number of the process whose memory it has: a client of
-/// `farshore manage`, and the QEMU of `farshore vm run`.
+/// The word behind which a manager of a virtual machine's memory finds its options and the number of the process whose memory it has: a client of
+/// `farshore manage`, or the QEMU of `farshore vm run`.
 pub const CLIENT: &str = "--client";
-/// See [`CLIENT`].
+/// The same of the process that keeps a manager: of a client of `farshore manage`.
+pub const KEEPER: &str = "--keep";
+/// See [`KEEPER`]: of the QEMU of `farshore vm run`, which has not connected yet.
 pub const ONE: &str = "--one";
 
 /// The processes that were started as managers of the memory of process `pid`. Everybody may start a process with such words, so whoever asks one makes sure whose it is.
@@ -40,7 +42,7 @@ fn is_manager(line: &str, pid: u32) -> bool {
 fn client_in(line: &str) -> Option<u32> {
     let words: Vec<&str> = line.split_terminator('\0').collect();
     match words[..] {
-        [_, CLIENT | ONE, _, client] => client.parse().ok(),
+        [_, CLIENT, _, client] => client.parse().ok(),
         _ => None,
     }
 }
@@ -55,15 +57,15 @@ mod tests {
 
     #[test]
     fn managers_are_known_by_their_command_line() {
-        assert!(
-            is_manager("/proc/self/exe\x00--one\x00{}\x004711\x00", 4711) && is_manager("x\x00--client\x00{}\x004711\x00", 4711)
-        );
+        assert!(is_manager("/proc/self/exe\x00--client\x00{}\x004711\x00", 4711));
         for other in [
             "",
-            "x\x00--one\x00{}\x004712\x00",
+            "x\x00--client\x00{}\x004712\x00",
+            "x\x00--one\x00{}\x004711\x00",
+            "x\x00--keep\x00{}\x004711\x00",
             "x\x00--beside\x00{}\x004711\x00",
-            "x\x00--one\x00{}\x004711\x00more\x00",
-            "x\x00--one\x004711\x00",
+            "x\x00--client\x00{}\x004711\x00more\x00",
+            "x\x00--client\x004711\x00",
         ] {
             assert!(!is_manager(other, 4711), "{other:?}");
         }

@@ -2,16 +2,15 @@
 //!
 //! The tables of a manager lie in memory that outlives it ([`farshore_core::room`]). At the moment of its death any of its threads may be anywhere. So what a page is follows from three things: its
 //! word, whether its file has it, and whose bytes the stage has that the word names. **Here**: the file has the page. **Held**: a thread owned it. **Holds**: the stage says that it has this page's
-//! bytes; *given up*: it had. **Mapped**: the kernel has noted that the copy into the client's mapping was made, which the thread had no time to say.
+//! bytes.
 //!
 //! | the word says | here | not here |
 //! |---|---|---|
 //! | fresh, held or not | it is the truth | fresh |
 //! | mapped (clean or dirty), held or not | it is the truth | the client has thrown it away: fresh |
 //! | in a stage | it is the truth | holds: from the stage; else **lost** |
-//! | in a stage, held | it is the truth | mapped: thrown away since, fresh; holds: from the stage; else its owner was done with it: fresh |
-//! | in a slot | it is the truth | from the slot |
-//! | in a slot, held | it is the truth | mapped: thrown away since, fresh; else from the slot |
+//! | in a stage, held | it is the truth | holds: from the stage; else its owner was done with it: fresh |
+//! | in a slot, held or not | it is the truth | from the slot |
 //! | leaves for a stage | holds: the two are compared; else **lost** | holds: from the stage; else **lost** |
 //! | no such word | **lost** | **lost** |
 //!
@@ -25,7 +24,8 @@
 //!    was thrown away by the client.
 //! 2. A stage loses its name before other bytes come into it ([`Stages::disown`]), and no stage is used again whose page was not mapped from it, or is in its slot.
 //! 3. Who maps a page from a stage or slot can be killed after the kernel has made the copy, and before the word says so. The client may then write to the page, and throw it away. So the kernel itself
-//!    notes the copy, in memory that outlives us, within the call ([`Kernel::forget_mapped`](farshore_core::seams::Kernel::forget_mapped)).
+//!    notes the copy, in memory that outlives us, within the call, and before all else the words are told of such notes ([`settle`],
+//!    [`Kernel::forget_mapped`](farshore_core::seams::Kernel::forget_mapped)).
 //! 4. A slot that a word names is freed after the word has let go of it, so no other page's bytes come there. A slot whose write had not ended is given out no more: the kernel may still be writing.
 
 use crate::Engine;
@@ -52,7 +52,7 @@ pub enum Verdict {
 }
 
 /// What a page is (module head). `claim`: of the stage that the word names.
-pub fn verdict(word: Word, here: bool, mapped: bool, claim: impl Fn(Stage) -> Claim) -> Verdict {
+pub fn verdict(word: Word, here: bool, claim: impl Fn(Stage) -> Claim) -> Verdict {
     let Some((left, held)) = word.left() else { return Verdict::Lost };
     match left {
         Left::Leaves(stage) if claim(stage) != Claim::Holds => Verdict::Lost,
@@ -60,13 +60,19 @@ pub fn verdict(word: Word, here: bool, mapped: bool, claim: impl Fn(Stage) -> Cl
         Left::Leaves(stage) => Verdict::InStage(stage),
         _ if here => Verdict::Here,
         Left::Fresh | Left::Mapped => Verdict::Fresh,
-        Left::Staged(_) | Left::Stored(_) if held && mapped => Verdict::Fresh,
         Left::Stored(slot) => Verdict::InSlot(slot),
         Left::Staged(stage) => match claim(stage) {
             Claim::Holds => Verdict::InStage(stage),
             Claim::GivenUp | Claim::Another if held => Verdict::Fresh,
             Claim::GivenUp | Claim::Another => Verdict::Lost,
         },
+    }
+}
+
+/// The kernel has noted that this page was mapped, by the thread that owned it: the word says so from now on. No note is left of a page that nobody owns.
+pub fn settle(word: &AtomicWord) {
+    if matches!(word.load().left(), Some((Left::Staged(_) | Left::Stored(_), true))) {
+        word.note_mapped();
     }
 }
 
@@ -185,31 +191,45 @@ mod tests {
         ]
     }
 
-    /// The table of the module head, over all that there is: each word, whether the page is here, what the stage says, and what the kernel has noted.
+    /// The table of the module head, over all that there is: each word, whether the page is here, and what the stage says.
     #[test]
     fn each_page_is_what_the_table_says() {
         use Claim::{Another, GivenUp, Holds};
         for (name, word) in words() {
             for claim in [Holds, GivenUp, Another] {
-                for mapped in [false, true] {
-                    let [here, gone] = [true, false].map(|here| verdict(word, here, mapped, |stage| {
+                let now = |here| {
+                    let asked = |stage| {
                         assert_eq!(stage, STAGE);
                         claim
-                    }));
-                    let expected = match (name, claim, mapped) {
-                        ("fresh" | "mapped", ..) => (Here, Fresh),
-                        ("staged", Holds, _) => (Here, InStage(STAGE)),
-                        ("staged", ..) => (Here, Lost),
-                        ("staged, held", Holds, false) => (Here, InStage(STAGE)),
-                        ("staged, held", ..) => (Here, Fresh),
-                        ("stored", ..) | ("stored, held", _, false) => (Here, InSlot(slot())),
-                        ("stored, held", _, true) => (Here, Fresh),
-                        ("leaves", Holds, _) => (Either(STAGE), InStage(STAGE)),
-                        ("leaves", ..) => (Lost, Lost),
-                        other => panic!("{other:?}"),
                     };
-                    assert_eq!((here, gone), expected, "{name} {word:?} {claim:?} mapped {mapped}");
-                }
+                    verdict(word, here, asked)
+                };
+                let expected = match (name, claim) {
+                    ("fresh" | "mapped", _) => (Here, Fresh),
+                    ("staged" | "staged, held", Holds) => (Here, InStage(STAGE)),
+                    ("staged", _) => (Here, Lost),
+                    ("staged, held", _) => (Here, Fresh),
+                    ("stored" | "stored, held", _) => (Here, InSlot(slot())),
+                    ("leaves", Holds) => (Either(STAGE), InStage(STAGE)),
+                    ("leaves", _) => (Lost, Lost),
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!((now(true), now(false)), expected, "{name} {word:?} {claim:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_that_the_kernel_has_noted_counts() {
+        for (name, word) in words() {
+            let cell = AtomicWord::new(word);
+            settle(&cell);
+            if name.ends_with("held") {
+                // What the client has thrown away since does not come back.
+                assert_eq!(verdict(cell.load(), false, |_| Claim::Holds), Fresh, "{name}");
+                assert_eq!(verdict(cell.load(), true, |_| Claim::Holds), Here, "{name}");
+            } else {
+                assert_eq!(cell.load(), word, "{name}");
             }
         }
     }
@@ -231,21 +251,27 @@ mod tests {
             } else {
                 let _ = word.release(Release::Leaving { stage: STAGE, written: false });
             }
-            let now = |here, mapped| verdict(word.load(), here, mapped, |stage| stages.claim(stage, page));
-            assert_eq!(now(false, false), InStage(STAGE));
+            let now = |here| verdict(word.load(), here, |stage| stages.claim(stage, page));
+            // As the next one finds it if the kernel has noted the copy.
+            let noted = |here| {
+                let next = AtomicWord::new(word.load());
+                settle(&next);
+                verdict(next.load(), here, |stage| stages.claim(stage, page))
+            };
+            assert_eq!(now(false), InStage(STAGE));
             // There is no room: nothing has changed but that it is held.
             assert_eq!(unstage(&word, &stages, STAGE, |_| Err("no room"), || panic!("nothing was mapped")), Err("no room"));
-            assert_eq!(now(false, false), InStage(STAGE));
+            assert_eq!(now(false), InStage(STAGE));
             let map = |bytes: &PageBuf| {
                 assert!(bytes.0.iter().all(|byte| *byte == 9));
                 // Killed before the copy, and behind it: by then the client may have thrown the page away.
-                assert_eq!(now(false, false), InStage(STAGE));
-                assert_eq!((now(true, true), now(false, true)), (Here, Fresh));
+                assert_eq!(now(false), InStage(STAGE));
+                assert_eq!((noted(true), noted(false)), (Here, Fresh));
                 Ok::<(), ()>(())
             };
-            let forget = || assert_eq!((now(true, true), now(false, true)), (Here, Fresh));
+            let forget = || assert_eq!((now(true), now(false)), (Here, Fresh));
             assert_eq!(unstage(&word, &stages, STAGE, map, forget), Ok(()));
-            assert_eq!((now(true, false), now(false, false)), (Here, Fresh));
+            assert_eq!((now(true), now(false)), (Here, Fresh));
         }
     }
 

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, Shutdown, recvmsg, send, shutdown,
+};
 
 use crate::regions::REGIONS_MAX;
 use crate::wire::{self, Form, Read, Request};
@@ -156,6 +158,13 @@ impl Connection {
     /// Sends an answer. A client that does not read it has gone, which is noticed elsewhere.
     pub fn answer(&self, form: Form) {
         let _ = send(&self.socket, &form.done(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+}
+
+impl Drop for Connection {
+    /// For the client it ends now, whoever else has a descriptor of it.
+    fn drop(&mut self) {
+        _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 

@@ -71,6 +71,7 @@ impl Target for Client {
                 self.host.choice.end_at(engine, size.bytes()).map_err(|least| {
                     format!("memory={value} is below what this manager can shrink to; give at least {}", Size(least))
                 })?;
+                self.host.state.inspect(|state| state.set_limit(size.bytes()));
             }
             Setting::Policy(name) => {
                 let policy = BuiltIn::named(&name.name).ok_or_else(|| format!("policy={name}: there is no such policy"))?;
@@ -83,7 +84,10 @@ impl Target for Client {
                 engine.policy.choose_prefetch(prefetcher.ok_or_else(|| format!("prefetch={name}: there is no such prefetcher"))?);
             }
             Setting::Pace(knob, number) => counters::set_pace(engine, knob, number)?,
-            Setting::Slowdown(slowdown) => self.host.choice.set(engine, slowdown),
+            Setting::Slowdown(slowdown) => {
+                self.host.choice.set(engine, slowdown);
+                self.host.state.filter(|_| slowdown.is_some()).inspect(|state| state.set_limit(0));
+            }
             Setting::Budget(size) => self.host.choice.set_size(engine, size)?,
             Setting::AddSwap(_) | Setting::RemoveSwap(_) => {
                 return Err(format!(

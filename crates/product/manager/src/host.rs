@@ -16,6 +16,7 @@
 //! A virtual machine may hand its memory over while it runs. All new regions are registered first: from then on no page comes to be there but by us. Then it is looked which pages the
 //! files have. Only when nothing can fail any more are the pages managed: those that are there become resident, beyond the limit if they must, and evictors take what is too much.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -26,6 +27,7 @@ use farshore_command::say::{amount, tell};
 use farshore_config::Options;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
+use farshore_core::room::{Part, Room as _};
 use farshore_core::seams::{CopyChange, IoError, PIECE_MAX, PageBuf, Spaces as _, World};
 use farshore_core::sync::Ordering;
 use farshore_core::sync::plain::AtomicBool;
@@ -47,6 +49,7 @@ use farshore_sys::usdt::Usdt;
 use crate::chosen::Choice;
 use crate::kernel::SharedKernel;
 use crate::memory::{Memory, Region};
+use crate::state;
 
 /// What the engine of a client works with.
 #[derive(Debug)]
@@ -82,8 +85,21 @@ pub struct Host {
     stop: AtomicBool,
     /// Cores of the machine.
     pub cores: usize,
+    /// Evictors that it has.
+    evictors: usize,
     /// How the limit is chosen, if it is.
     pub choice: Choice,
+    /// What outlives this process, if it can be replaced.
+    pub state: Option<&'static state::State>,
+}
+
+/// Where pages go.
+#[derive(Debug)]
+pub enum Swap {
+    /// To spaces that are made.
+    New,
+    /// To the files that a manager has left.
+    Left(Vec<OwnedFd>),
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -96,40 +112,70 @@ pub fn no_thread(why: std::io::Error) -> String {
 }
 
 impl Host {
-    /// Makes the engine for a client with this userfaultfd, and starts its evictors and what helps them. It has no memory yet, and serves no fault.
+    /// Makes the engine for a client with this userfaultfd. It has no memory yet, no threads, and serves no fault.
     ///
     /// # Errors
     /// One line: what cannot be had.
-    pub fn start(options: &Options, choice: Choice, uffd: Uffd) -> Result<&'static Host, String> {
-        let kernel =
-            SharedKernel::new(uffd, Memory::default()).map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
+    pub fn make(options: &Options, choice: Choice, uffd: Uffd, swap: Swap) -> Result<&'static Host, String> {
         let faults: Option<FaultConfig> = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
-        let backend =
-            AnyBackend::open_with(&options.swap, options.encrypts(), false, faults.as_ref(), &mut |notice| tell(notice))
-                .map_err(|why| why.to_string())?;
+        let (faults, notice) = (faults.as_ref(), &mut |notice: &str| tell(notice));
+        let backend = match swap {
+            Swap::New => AnyBackend::open_with(&options.swap, options.encrypts(), false, faults, notice),
+            Swap::Left(files) => AnyBackend::take_over(&options.swap, files, faults, notice),
+        };
+        let backend = backend.map_err(|why| why.to_string())?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let Options { evictors, batch, writes, free, .. } = *options;
         let wanted = Wanted { evictors, batch, writes, free };
         let shape = Shape::fitting(options.memory_at_start().bytes(), wanted, options.ablate.0, cores, Nodes::ONE);
         let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
-        let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
-        let staging = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why})"))?;
-        // SAFETY: fresh memory of just this size, aligned to pages, that nobody else knows.
-        let engine =
-            unsafe { Engine::new(shape, kernel, backend, policy, MonotonicClock::new(), KernelFutex, staging.as_ptr().cast()) };
+        let stages = shape.sizes().stages;
+        // Whether somebody can take over when this process is killed depends on where pages go. That it cannot be now must not keep anybody from having their memory managed.
+        let lasts = AnyBackend::can_be_taken_over(&options.swap, options.encrypts());
+        let state = lasts.then(|| state::State::make(stages).inspect_err(|why| tell(&format!("{why}: this manager cannot be replaced"))));
+        let state = state.and_then(Result::ok);
+        let kernel = SharedKernel::new(uffd, Memory::default(), state)
+            .map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
+        let bytes = stages as usize * size_of::<PageBuf>();
+        let no_space = |why: &dyn std::fmt::Display| format!("no address space for {bytes} bytes of staging memory ({why})");
+        let (clock, futex) = (MonotonicClock::new(), KernelFutex);
+        let engine = match state {
+            None => {
+                let staging = map_own(bytes).map_err(|why| no_space(&why))?.as_ptr().cast();
+                // SAFETY: fresh memory of just this size, aligned to pages, that nobody else knows.
+                unsafe { Engine::new(shape, kernel, backend, policy, clock, futex, staging) }
+            }
+            Some(state) => {
+                let staging = state.room().part(Part::Stages, 0, bytes).ok_or_else(|| no_space(&"ENOMEM"))?.as_ptr().cast();
+                // SAFETY: memory of just this size, aligned to pages, which was made for this engine; those who have a descriptor of it do not look as long as this process lives.
+                let engine = unsafe { Engine::in_room(shape, kernel, backend, policy, clock, futex, staging, state.room()) };
+                engine.ok_or_else(|| no_space(&"ENOMEM"))?
+            }
+        };
         let host: &'static Host = Box::leak(Box::new(Host {
             engine,
+            state,
             space: Mutex::default(),
             threads: Mutex::default(),
             stop: AtomicBool::new(false),
             cores,
+            evictors: shape.evictors,
             choice,
         }));
         host.choice.begin(&host.engine);
+        Ok(host)
+    }
+
+    /// Starts evictors and what helps them: pages can leave from now on.
+    ///
+    /// # Errors
+    /// One line: a thread cannot be had.
+    pub fn begin(&'static self, options: &Options) -> Result<(), String> {
+        let host = self;
         host.engine.allow_readers(READERS);
         host.engine.health.set_patience(options.io_timeout.ns());
         nbd::set_patience(options.io_timeout.ns());
-        host.start_evictors(shape.evictors)?;
+        host.start_evictors(host.evictors)?;
         host.spawn("farshore-watch", move || host.watch())?;
         thread::Builder::new().name("farshore-forget".into()).spawn(move || host.forget()).map_err(no_thread)?;
         if host.engine.backend.gives_back() && options.trim {
@@ -137,7 +183,7 @@ impl Host {
             let drain = move || host.engine.run_drainer(&mut buffer(), cpu::current(), &host.stop, &mut Here(host));
             host.spawn("farshore-drain", drain)?;
         }
-        Ok(host)
+        Ok(())
     }
 
     /// A thread that ends when the manager leaves.
@@ -196,14 +242,15 @@ impl Host {
         self.engine.kernel.uffd()
     }
 
-    /// Manages new regions, which were checked and overlap none that are there. `check` is asked when all are registered, and may still refuse them.
+    /// Manages new regions, which were checked and overlap none that are there. `check` is asked when all are registered, and may still refuse them. Only then do pages leave: what whoever takes over
+    /// must know of the regions is written down by `check`, or before.
     ///
     /// # Errors
     /// One line: the kernel does not let us, or what `check` says. Then none of them is managed, nor registered.
-    pub fn take(&self, regions: Vec<Region>, check: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    pub fn take(&self, regions: Vec<Region>, check: impl FnOnce(&[Region]) -> Result<(), String>) -> Result<(), String> {
         let _space = self.in_one_hand();
         let pages: Vec<PageRange> = regions.iter().map(|region| region.pages).collect();
-        let there = self.register(&regions).and_then(|there| check().map(|()| there)).inspect_err(|_| {
+        let there = self.register(&regions).and_then(|there| check(&regions).map(|()| there)).inspect_err(|_| {
             // All its pages are there.
             pages.iter().for_each(|pages| _ = self.uffd().unregister(pages.start.addr(), pages.bytes()));
         })?;
@@ -252,11 +299,14 @@ impl Host {
         if !memory.all().iter().any(|region| region.pages == pages) {
             return Err(format!("the {} bytes at {:#x} are no region that was handed over", pages.bytes(), pages.start.addr()));
         }
+        // First: whoever takes over gives them up, too.
+        self.state.inspect(|state| state.give_up(pages));
         self.engine.claim(pages);
         // Whoever waits there is woken, and finds what the client has made of it. A client that has unmapped it first is right, too.
         let _ = self.uffd().unregister(pages.start.addr(), pages.bytes());
         let removed = memory.remove(pages);
         self.engine.finish_unmap(pages);
+        self.state.inspect(|state| state.forget(pages));
         removed.map_err(|errno| format!("the mark stays on the memory that it takes away ({errno})"))
     }
 

@@ -24,7 +24,8 @@
 //! 6. **What the client throws away is gone once.** A client may punch holes itself (a balloon does) and tells nobody. A page that is in memory as far as its word knows, and
 //!    is a hole, is fresh memory: a fault finds that out before it is served, and an evictor before it punches. It looks for holes *after* the copy: if there is none, there was none before,
 //!    since only we can fill one. So a page never leaves with other bytes than its slot has. Of a page that is out the client's hole changes nothing: it has the bytes that it had.
-//! 7. **A hole that was made is told from one that was there** by its page word alone. So files are marked before the first hole is made ([`crate::memory`]).
+//! 7. **What is mapped is noted by the kernel**, for whoever takes over ([`farshore_engine::takeover`]).
+//! 8. **A hole that was made is told from one that was there** by its page word alone. So files are marked before the first hole is made ([`crate::memory`]).
 //!
 //! # What they rest on
 //!
@@ -46,6 +47,7 @@ use farshore_sys::uffd::{Uffd, UffdError};
 
 use crate::memory::{Memory, PUNCHES};
 use crate::seldom::Seldom;
+use crate::state::State;
 
 /// The page tables of the client, and its memory.
 #[derive(Debug)]
@@ -59,20 +61,22 @@ pub struct SharedKernel {
     some: Condvar,
     /// The last page that could not come because the client has nothing there: its number and 1, or 0.
     gone: AtomicU64,
+    /// Where it is noted what was mapped, for whoever takes over.
+    state: Option<&'static State>,
 }
 
 /// So many of them are remembered. More will be found again.
 const FOUND_MAX: usize = 4096;
 
 impl SharedKernel {
-    /// For the memory that the client has registered, or will have registered, with this userfaultfd of its own.
+    /// For the memory that the client has registered, or will have registered, with this userfaultfd of its own. `state`: what outlives this process, if anything does.
     ///
     /// # Errors
     /// What opening `/proc/self/mem` answers.
-    pub fn new(uffd: Uffd, memory: Memory) -> Result<SharedKernel, Errno> {
+    pub fn new(uffd: Uffd, memory: Memory, state: Option<&'static State>) -> Result<SharedKernel, Errno> {
         let client = LinuxKernel::new(uffd, true)?;
         let found = Mutex::new(Vec::with_capacity(FOUND_MAX));
-        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0) })
+        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state })
     }
 
     /// The client's userfaultfd.
@@ -138,13 +142,35 @@ impl SharedKernel {
     }
 }
 
+impl SharedKernel {
+    /// Maps a page from the stages of a manager that has ended: its memory has the note, as if a thread of its own had done it.
+    ///
+    /// # Errors
+    /// As [`Kernel::map`].
+    pub fn map_for(&self, left: &State, page: Page, bytes: &PageBuf) -> Result<(), KernelError> {
+        let one = core::slice::from_ref(bytes);
+        self.client.map_run_noted(left.first_note(), page, one, Protect::Writable).map(|_| ())
+    }
+}
+
 impl Kernel for SharedKernel {
+    const OUTLIVED: bool = true;
+
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
-        self.client.map(page, bytes, protect).inspect_err(|why| self.note_gone(page, *why))
+        self.map_run(page, core::slice::from_ref(bytes), protect).map(|_| ()).inspect_err(|why| self.note_gone(page, *why))
     }
 
     fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
-        self.client.map_run(first, bytes, protect)
+        match self.state {
+            Some(state) => self.client.map_run_noted(state.own_note(), first, bytes, protect),
+            None => self.client.map_run(first, bytes, protect),
+        }
+    }
+
+    fn forget_mapped(&self) {
+        if let Some(state) = self.state {
+            state.own_note().forget();
+        }
     }
 
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {

@@ -23,6 +23,9 @@
 //! | [`connection`] | requests and descriptors that come, answers that go |
 //! | [`control`] | `farshore stat` and `set` |
 //! | [`host`] | the engine of a client, and its threads |
+//! | [`keeper`] | the process that starts a manager, and the next one if that one is killed |
+//! | [`state`] | what a manager leaves to the next one |
+//! | [`takeover`] | how the next one goes on |
 //! | [`serve`] | faults |
 //! | [`leave`] | the memory is given back |
 //! | [`seldom`] | lines that may come again and again |
@@ -32,12 +35,13 @@
 //! # One process for each client
 //!
 //! The command listens, and starts a process for each connection, which is all that the client has: when it ends, nothing of the client's is left, and whatever goes wrong goes wrong for
-//! one client alone. What is leaked here is leaked for as long as the client lives.
+//! one client alone. It is a child of its [`keeper`]. What is leaked here is leaked for as long as the client lives.
 
 pub mod chosen;
 pub mod connection;
 pub mod control;
 pub mod host;
+pub mod keeper;
 pub mod kernel;
 pub mod leave;
 pub mod memory;
@@ -48,4 +52,6 @@ pub mod seldom;
 pub mod serve;
 pub mod session;
 pub mod snapshot;
+pub mod state;
+pub mod takeover;
 pub mod wire;

@@ -11,7 +11,7 @@ mod vms;
 use std::ffi::OsString;
 
 use args::{Command, VmArgs, VmCommand};
-use farshore_command::process::{CLIENT, ONE};
+use farshore_command::process::{CLIENT, KEEPER, ONE};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
@@ -27,7 +27,8 @@ farshore_command::main!(command);
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (farshore, words) = without_caller(words);
     match &words[..] {
-        [first, options, _] if first == CLIENT => return start::client(options),
+        [first, options, _] if first == KEEPER => return start::kept(options),
+        [first, options, process] if first == CLIENT => return start::client(options, process),
         [first, source, _] if first == start::RESTORE => return start::restored(source),
         [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
         [first, options, process] if first == ONE => return vm::one(options, process),

@@ -16,7 +16,7 @@
 //! would give the client zeros in their place.
 
 use std::fs::File;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,6 +107,20 @@ impl Backing {
             )
         })?;
         Ok(Backing { identity: (data.dev(), data.ino()), file, marked: AtomicBool::new(false) })
+    }
+
+    /// Takes a file over that a manager has left, with its lock and its mark: the same description.
+    ///
+    /// # Errors
+    /// What fstat(2) answers.
+    pub fn left(file: OwnedFd) -> Result<Backing, Errno> {
+        let data = rustix::fs::fstat(&file)?;
+        Ok(Backing { identity: (data.st_dev, data.st_ino), file: file.into(), marked: AtomicBool::new(data.st_mode & MARK != 0) })
+    }
+
+    /// Its descriptor.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Which file it is.
@@ -227,6 +241,7 @@ pub struct Region {
 }
 
 impl Region {
+    /// The page's place in the file.
     fn offset_of(&self, page: Page) -> u64 {
         self.offset + (page.0 - self.pages.start.0) * PAGE
     }

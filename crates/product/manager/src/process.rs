@@ -57,6 +57,15 @@ impl Process {
         Ok(Process { pid, pidfd })
     }
 
+    /// The process that has made this connection, by a descriptor of it that was opened when it did.
+    ///
+    /// # Errors
+    /// One line: it is in another PID namespace.
+    pub fn kept(socket: &impl AsFd, pidfd: OwnedFd) -> Result<Process, String> {
+        let pid = Pid::from_raw(peer(socket)?).ok_or("its process is in another PID namespace: start a manager in that one")?;
+        Ok(Process { pid, pidfd })
+    }
+
     /// Its number.
     #[must_use]
     pub fn number(&self) -> i32 {

@@ -10,11 +10,12 @@
 //! The client's *process* is what counts, not its connection: a connection that ends takes the way to add regions with it, and no more. Memory that was handed over is served until the
 //! process has ended, or this one is told to end and gives it back.
 
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use farshore_backend::file::FileArray;
 use farshore_command::say::{amount, tell};
 use farshore_config::Options;
 use farshore_core::limits::PAGE_SIZE;
@@ -27,24 +28,44 @@ use signal_hook::iterator::Signals;
 use crate::chosen::Choice;
 use crate::connection::{Came, Connection, Next};
 use crate::control;
-use crate::host::Host;
+use crate::host::{Host, Swap};
+use crate::keeper::{Keeper, Kept};
 use crate::leave::leave;
 use crate::memory::{Backing, Identity, Region};
 use crate::process::{Process, userfaultfd};
 use crate::regions::{check, file_of, only_there};
 use crate::serve;
+use crate::state::State;
+use crate::takeover::{Left, wake};
 use crate::wire::{Handed, Request};
 
-/// Serves the client at the other end of a socket, until its process has ended. `list`: where the client has a seat, if its memory is a share of a budget.
+/// Serves the client of a keeper, until its process has ended: one that hands its memory over, or one whose manager was killed. `list`: where the client has a seat, if its memory is a share of a budget.
 ///
 /// # Errors
 /// One line: it hands nothing over that could be managed. It was told nothing, and its connection is closed.
-pub fn run(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<(), String> {
+pub fn run(keeper: &'static Keeper, options: &Options, list: Option<OwnedFd>) -> Result<(), String> {
     let signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
     signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
         .map_err(|why| format!("cannot ignore SIGPIPE ({why})"))?;
-    let process = Process::behind(&socket)?;
+    keeper.obeys();
+    let socket = keeper.take_one(Kept::Connection).ok_or("its keeper has no connection")?;
+    let process = Process::kept(&socket, keeper.take_one(Kept::Client).ok_or("its keeper has no client")?)?;
+    match keeper.take_one(Kept::Tables) {
+        Some(tables) => go_on(keeper, options, list, signals, socket, &process, tables),
+        None => begin(keeper, options, list, signals, socket, &process),
+    }
+}
+
+/// Serves a client that hands its memory over.
+fn begin(
+    keeper: &'static Keeper,
+    options: &Options,
+    list: Option<OwnedFd>,
+    signals: Signals,
+    socket: OwnedFd,
+    process: &Process,
+) -> Result<(), String> {
     let mut connection = Connection::new(socket);
     let first = connection.first()?;
     let handed = match first.request {
@@ -58,17 +79,27 @@ pub fn run(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<
     let uffd = descriptors.next().ok_or("no userfaultfd came along with its memory")?;
     process.keeps(&uffd)?;
     let uffd = userfaultfd(uffd, Features::default())?;
-    let regions = open(&process, &handed, &[], descriptors.as_slice())?;
+    let regions = open(process, &handed, &[], descriptors.as_slice())?;
     drop(descriptors);
     let choice = Choice::new(options, process.number(), list)?;
-    let host = Host::start(options, choice, uffd)?;
-    host.take(regions, || process.check_registered(&handed))?;
-    serve::start(host)?;
-    obey(signals, host, process.number())?;
-    if let Err(why) = control::start(host, process.number()) {
-        tell(&format!("process {}: farshore stat and set do not reach its manager ({why})", process.number()));
-    }
+    let host = Host::make(options, choice, uffd, Swap::New)?;
+    host.begin(options)?;
+    let check = |regions: &[Region]| {
+        process.check_registered(&handed)?;
+        let Some(state) = host.state else { return Ok(()) };
+        // As long as it has no answer, the client's connection is to end with this process.
+        state.set_under_way(true);
+        leave_to(keeper, state, regions)?;
+        keeper.keep(Kept::Uffd, &[host.uffd().fd().as_fd()])?;
+        let swap: Vec<_> = host.engine.backend.files().into_iter().flat_map(FileArray::borrow).collect();
+        keeper.keep(Kept::Swap, &swap)?;
+        // Last: from now on somebody takes over if this process is killed.
+        keeper.keep(Kept::Tables, &[state.file()])
+    };
+    host.take(regions, check)?;
+    serve_with(host, signals, process)?;
     first.answer.into_iter().for_each(|form| connection.answer(form));
+    host.state.inspect(|state| state.set_under_way(connection.has_more()));
     let bytes = host.engine.stats.managed() * PAGE_SIZE as u64;
     tell(&format!(
         "process {} has handed over {} of memory, of which {} may be in RAM (manager {})",
@@ -77,9 +108,64 @@ pub fn run(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<
         amount(host.engine.memory_limit()),
         std::process::id()
     ));
-    attend(host, &process, connection);
+    attend(keeper, host, process, Some(connection));
     tell(&format!("process {} has ended: {}", process.number(), host.line()));
     Ok(())
+}
+
+/// Goes on where another manager was killed, which has left these tables.
+fn go_on(
+    keeper: &'static Keeper,
+    options: &Options,
+    list: Option<OwnedFd>,
+    signals: Signals,
+    socket: OwnedFd,
+    process: &Process,
+    tables: OwnedFd,
+) -> Result<(), String> {
+    let left = Left::find(tables, keeper)?;
+    let uffd = keeper.take_one(Kept::Uffd).ok_or("the userfaultfd was not kept")?;
+    let uffd = userfaultfd(uffd, Features::default())?;
+    let choice = Choice::new(options, process.number(), list)?;
+    let host = Host::make(options, choice, uffd, Swap::Left(keeper.take(Kept::Swap)))?;
+    let under_way = left.state().is_under_way();
+    let times = left.state().takeovers() + 1;
+    left.take_over(host, keeper)?;
+    host.begin(options)?;
+    serve_with(host, signals, process)?;
+    wake(host);
+    host.engine.wake_all_threads();
+    // Of a request that has not come whole, or was not answered, nobody knows how far it came.
+    let connection = Connection::new(socket);
+    let connection = if under_way { None } else { Some(connection) };
+    tell(&format!(
+        "process {} goes on with another manager (manager {}, takeover {times}): {}",
+        process.number(),
+        std::process::id(),
+        host.line()
+    ));
+    attend(keeper, host, process, connection);
+    tell(&format!("process {} has ended: {}", process.number(), host.line()));
+    Ok(())
+}
+
+/// Starts what serves a client: faults, signals, questions.
+fn serve_with(host: &'static Host, signals: Signals, process: &Process) -> Result<(), String> {
+    serve::start(host)?;
+    obey(signals, host, process.number())?;
+    if let Err(why) = control::start(host, process.number()) {
+        tell(&format!("process {}: farshore stat and set do not reach its manager ({why})", process.number()));
+    }
+    Ok(())
+}
+
+/// Leaves regions to whoever takes over, before any page of them is taken out.
+fn leave_to(keeper: &Keeper, state: &State, regions: &[Region]) -> Result<(), String> {
+    for region in regions {
+        let (device, inode) = region.backing.identity();
+        keeper.keep(Kept::Memory(device, inode), &[region.backing.file()])?;
+    }
+    regions.iter().try_for_each(|region| state.add(region))
 }
 
 /// Checks regions against what the kernel says of the process, and opens their files. `there`: regions that it has handed over before.
@@ -112,18 +198,25 @@ fn open(process: &Process, new: &[Handed], there: &[Region], passed: &[OwnedFd])
 }
 
 /// Waits for the client's end, and takes what it adds until then.
-fn attend(host: &'static Host, process: &Process, connection: Connection) {
+fn attend(keeper: &Keeper, host: &'static Host, process: &Process, mut connection: Option<Connection>) {
     // What came right behind the first request was read with it.
-    let mut has_come = connection.has_more();
-    let mut connection = Some(connection);
+    let mut has_come = connection.as_ref().is_some_and(Connection::has_more);
     loop {
+        let is_read = connection.is_some() && has_come;
+        if is_read {
+            host.state.inspect(|state| state.set_under_way(true));
+        }
         if let Some(open) = connection.as_mut().filter(|_| has_come)
-            && let Err(why) = listen(host, process, open)
+            && let Err(why) = listen(keeper, host, process, open)
         {
             if let Some(why) = why {
                 tell(&format!("process {}: {why}; its memory is managed on, its connection is closed", process.number()));
             }
             connection = None;
+        }
+        if is_read {
+            let more = connection.as_ref().is_none_or(Connection::has_more);
+            host.state.inspect(|state| state.set_under_way(more));
         }
         has_come = false;
         let mut wanted = vec![PollFd::from_borrowed_fd(process.end(), PollFlags::IN)];
@@ -141,12 +234,12 @@ fn attend(host: &'static Host, process: &Process, connection: Connection) {
 }
 
 /// Does what has come over the connection. `Err`: it ends, and why if that is not the client's wish.
-fn listen(host: &'static Host, process: &Process, connection: &mut Connection) -> Result<(), Option<String>> {
+fn listen(keeper: &Keeper, host: &'static Host, process: &Process, connection: &mut Connection) -> Result<(), Option<String>> {
     loop {
         match connection.look().map_err(Some)? {
             Next::Came(came) => {
                 let answer = came.answer;
-                change(host, process, came).map_err(Some)?;
+                change(keeper, host, process, came).map_err(Some)?;
                 answer.into_iter().for_each(|form| connection.answer(form));
             }
             Next::Nothing => return Ok(()),
@@ -158,19 +251,34 @@ fn listen(host: &'static Host, process: &Process, connection: &mut Connection) -
     }
 }
 
+/// The files of all regions.
+fn identities(host: &Host) -> HashSet<Identity> {
+    host.engine.kernel.memory().all().iter().map(|region| region.backing.identity()).collect()
+}
+
 /// Does what a request behind the first asks for.
-fn change(host: &'static Host, process: &Process, came: Came) -> Result<(), String> {
+fn change(keeper: &Keeper, host: &'static Host, process: &Process, came: Came) -> Result<(), String> {
     let (what, bytes) = match came.request {
         Request::HandOver(_) | Request::Restore(_) => return Err("it hands its memory over a second time".into()),
         Request::Add(handed) => {
             let regions = open(process, &[handed], &host.engine.kernel.memory().all(), &came.descriptors)?;
-            host.take(regions, || process.check_registered(&[handed]))?;
+            let check = |regions: &[Region]| {
+                process.check_registered(&[handed])?;
+                host.state.map_or(Ok(()), |state| leave_to(keeper, state, regions))
+            };
+            host.take(regions, check)?;
             ("added", handed.bytes)
         }
         Request::Remove { address, bytes } => {
             let region = Handed { address, bytes, offset: 0 };
             check(&[region], &[])?;
+            let before = identities(host);
             host.drop_region(region.pages())?;
+            // What nobody has any more must not stay because it is kept.
+            let there = identities(host);
+            for &(device, inode) in before.difference(&there) {
+                keeper.keep(Kept::Memory(device, inode), &[])?;
+            }
             ("taken away", bytes)
         }
     };

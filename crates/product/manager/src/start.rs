@@ -1,7 +1,7 @@
 //! The command: it listens, and starts a process for each client; waits for the signal that ends all of them.
 //!
-//! A client's process is this program once more, with the connection as its input and the options behind [`CLIENT`]. It outlives this one if that is killed:
-//! the client's memory is in its hands.
+//! A client's process is this program once more, with the connection as its input and the options behind [`KEEPER`]: it keeps the client's manager ([`farshore_manager::keeper`]), which is this
+//! program a third time, behind [`CLIENT`]. Both outlive this one if that is killed: the client's memory is in their hands. The manager outlives its keeper, and is this one's child from then on.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,16 +15,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farshore_command::handed::adopt;
 use farshore_command::listen::{Address, Listener};
-use farshore_command::process::{CLIENT, told};
+use farshore_command::process::{CLIENT, KEEPER, managers_of, told};
 use farshore_command::refusal::Refusal;
 use farshore_command::say::{amount, tell};
 use farshore_command::swap;
 use farshore_config::{Options, Partial};
 use farshore_manager::restore::{self, Source};
 use farshore_manager::snapshot::{self, Snapshot};
+use farshore_manager::keeper::{self, Keeper, Kept};
 use farshore_manager::{process, session};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FileType;
+use rustix::io::{Errno, FdFlags};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -46,7 +51,7 @@ impl Service {
     /// The words that a client's process is started with, but for the client.
     fn words(&self) -> [String; 2] {
         match self {
-            Service::Managed(options) => [CLIENT.into(), options.to_json()],
+            Service::Managed(options) => [KEEPER.into(), options.to_json()],
             Service::Restored(source) => [RESTORE.into(), serde_json::to_string(source).expect("paths were looked at")],
         }
     }
@@ -160,6 +165,8 @@ pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|error| failed("cannot listen for signals", &error))?;
     signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
         .map_err(|error| failed("cannot ignore SIGPIPE", &error))?;
+    // A manager whose keeper was killed.
+    _ = set_child_subreaper(Some(getpid()));
     let listener = Arc::new(Listener::at(&Address::Unix(arguments.listen.clone())).map_err(Refusal::failed)?);
     let clients = Arc::new(Clients::default());
     tell(&format!("manager listens at {}: {}", arguments.listen.display(), service.told()));
@@ -248,7 +255,7 @@ fn welcome(socket: UnixStream, service: &Service, clients: &Arc<Clients>) -> Res
     drop(running);
     let theirs = clients.clone();
     let wait = move || {
-        tell_of_end(&mut child, client);
+        tell_of_end(&mut child, client, &theirs);
         theirs.running().remove(&number);
         theirs.fewer.notify_all();
     };
@@ -259,29 +266,98 @@ fn welcome(socket: UnixStream, service: &Service, clients: &Arc<Clients>) -> Res
     })
 }
 
-/// Waits for the end of a client's process. If something has ended it, the client should be looked after.
-fn tell_of_end(child: &mut Child, client: i32) {
+/// Waits for the end of a client's process. If something has ended it, its manager goes on, and has this process for a parent now.
+fn tell_of_end(child: &mut Child, client: i32, clients: &Clients) {
     let number = child.id();
-    if let Ok(status) = child.wait()
-        && let Some(signal) = status.signal()
-    {
-        tell(&format!(
-            "the manager of process {client} (process {number}) was ended by signal {signal}: whoever needs a page that is out waits for ever; end process {client}"
-        ));
-    }
+    let Ok(status) = child.wait() else { return };
+    let Some(signal) = status.signal() else { return };
+    let is_own = |manager: &u32| parent(*manager) == Some(std::process::id());
+    let manager = managers_of(client.cast_unsigned()).find(is_own).and_then(|manager| i32::try_from(manager).ok());
+    let Some(manager) = manager.and_then(Pid::from_raw) else {
+        tell(&format!("what keeps the manager of process {client} (process {number}) was ended by signal {signal}"));
+        return;
+    };
+    let shown = manager.as_raw_pid();
+    tell(&format!(
+        "what keeps the manager of process {client} (process {number}) was ended by signal {signal}: the manager, process {shown}, goes on, and will not be replaced if it is killed"
+    ));
+    clients.running().insert(number, manager);
+    while waitpid(Some(manager), WaitOptions::empty()) == Err(Errno::INTR) {}
 }
 
-/// A client's process: its connection is this process' input.
+/// The parent of a process.
+fn parent(process: u32) -> Option<u32> {
+    let status = told(process, "status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+/// The keeper of a client's manager: the client's connection is this process' input.
 ///
 /// # Errors
 /// Why the client's memory is not managed.
-pub fn client(options: &OsStr) -> Result<u8, Refusal> {
+pub fn kept(options: &OsStr) -> Result<u8, Refusal> {
     let mut options = handed_on(options)?;
     let socket = take_input()?;
     let client = process::peer(&socket).map_err(Refusal::failed)?;
     let list = farshore_budgets::join::take_seat(&mut options, client.cast_unsigned())
         .map_err(|why| Refusal::failed(format!("process {client} is refused: {why}")))?;
-    serve(socket, &options, list)
+    keep(socket, &options, list, None, &client.to_string())
+}
+
+/// Keeps the manager of the client of a connection: starts it, and the next one if it is killed. `list`: where the client has a seat, if its memory is a share of a budget. `client`: how the
+/// manager's process names it.
+///
+/// # Errors
+/// No manager can be started.
+pub fn keep(
+    socket: OwnedFd,
+    options: &Options,
+    list: Option<OwnedFd>,
+    caller: Option<OwnedFd>,
+    client: &str,
+) -> Result<u8, Refusal> {
+    end_by_bugs();
+    // Each manager inherits it, under this number.
+    let handed_on = list.as_ref().map(|list| rustix::io::fcntl_setfd(list, FdFlags::empty())).transpose();
+    handed_on.map_err(|errno| Refusal::failed(format!("the list of budgets cannot be handed on ({errno})")))?;
+    let words = [CLIENT, &options.to_json(), client].map(str::to_owned);
+    let start = |input: OwnedFd| {
+        Command::new("/proc/self/exe").args(&words).stdin(Stdio::from(input)).stdout(Stdio::null()).spawn()
+    };
+    keeper::keep(socket, caller, start).map_err(|why| Refusal::failed(format!("process {client} is refused: {why}")))
+}
+
+/// A client's manager: its keeper is this process' input.
+///
+/// # Errors
+/// Why the client's memory is not managed.
+pub fn client(options: &OsStr, client: &OsStr) -> Result<u8, Refusal> {
+    end_by_bugs();
+    let options = handed_on(options)?;
+    let list = options.seat.map(|seat| adopt(seat.descriptor)).transpose()?;
+    let keeper = Keeper::meet(take_input()?).map_err(Refusal::failed)?;
+    if let Some(caller) = keeper.take_one(Kept::Caller) {
+        leave_caller(caller)?;
+    }
+    let refused = |why| Refusal::failed(format!("process {} is refused: {why}", client.display()));
+    session::run(Box::leak(Box::new(keeper)), &options, list).map(|()| 0).map_err(refused)
+}
+
+/// Leaves standard error when this process has ended, if somebody may wait for its end: see [`Kept::Caller`].
+///
+/// # Errors
+/// There is no thread to be had.
+pub fn leave_caller(caller: OwnedFd) -> Result<(), Refusal> {
+    let leave = move || {
+        while poll(&mut [PollFd::new(&caller, PollFlags::IN)], None) == Err(Errno::INTR) {}
+        let is_waited_for = rustix::fs::fstat(std::io::stderr())
+            .is_ok_and(|stat| matches!(FileType::from_raw_mode(stat.st_mode), FileType::Fifo | FileType::Socket));
+        if is_waited_for && let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+            _ = rustix::stdio::dup2_stderr(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
+        }
+    };
+    let made = thread::Builder::new().spawn(leave);
+    made.map(drop).map_err(|error| Refusal::failed(format!("no thread can be made ({error})")))
 }
 
 /// A client's process that restores memory: its connection is this process' input.
@@ -312,19 +388,6 @@ fn end_by_bugs() {
 pub fn handed_on(options: &OsStr) -> Result<Options, Refusal> {
     let text = options.to_str().ok_or_else(|| Refusal::cannot_start("options that are no text"))?;
     Options::from_json(text).map_err(|error| Refusal::cannot_start(error.to_string()))
-}
-
-/// Serves the client of a connection, until its end. `list`: where it has a seat, if its memory is a share of a budget.
-///
-/// # Errors
-/// Why the client's memory is not managed.
-pub fn serve(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<u8, Refusal> {
-    end_by_bugs();
-    let client = process::peer(&socket).unwrap_or(0);
-    match session::run(socket, options, list) {
-        Ok(()) => Ok(0),
-        Err(why) => Err(Refusal::failed(format!("process {client} is refused: {why}"))),
-    }
 }
 
 /// The socket that is this process' input, which is in another place from now on: it ends when that one is closed.

@@ -3,7 +3,7 @@
 //! ```text
 //!  farshore vm run ─▶ listens, at an abstract socket of its own name
 //!      ├─▶ [`BESIDE`]: a session of its own, so that no terminal's Ctrl-C reaches the manager; it holds on to this process (`pidfd`), and ends
-//!      │      └─▶ [`ONE`]: takes one client from the socket, and serves it as `farshore manage` does. If QEMU ends before, so does it.
+//!      │      └─▶ [`ONE`]: takes one client from the socket, and keeps its manager as a process of `farshore manage` does. If QEMU ends before, so does it.
 //!      └─▶ execve: QEMU, with libfarshore_agent.so, which connects when QEMU maps its guest's memory
 //! ```
 //!
@@ -24,7 +24,6 @@ use farshore_command::say::tell;
 use farshore_command::{handed, library};
 use farshore_manager::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FileType;
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, setsid};
 
@@ -140,25 +139,14 @@ pub fn one(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
         Some(socket) => {
             drop(listener);
             // A daemon, which is another process than the one that was started.
-            if process::peer(&socket).is_ok_and(|client| *process != *client.to_string()) {
-                let leave = move || leave_the_caller(&qemu);
-                std::thread::Builder::new()
-                    .spawn(leave)
-                    .map_err(|error| Refusal::failed(format!("no thread can be made ({error})")))?;
-            }
-            start::serve(socket, &options, list)
+            let is_daemon = process::peer(&socket).is_ok_and(|client| *process != *client.to_string());
+            let caller = Some(qemu).filter(|_| is_daemon);
+            let own = caller.as_ref().map(|caller| caller.try_clone()).transpose();
+            let own = own.map_err(|error| Refusal::failed(format!("no descriptor is left ({error})")))?;
+            own.map(start::leave_caller).transpose()?;
+            start::keep(socket, &options, list, caller, &process.to_string_lossy())
         }
         None => Ok(0),
-    }
-}
-
-/// Once the first process of a daemon has ended, nobody should wait for the end of its standard error, which is ours too. A file or a terminal, for whose end nobody waits, stays.
-fn leave_the_caller(qemu: &OwnedFd) {
-    while poll(&mut [PollFd::new(qemu, PollFlags::IN)], None) == Err(Errno::INTR) {}
-    let is_waited_for = rustix::fs::fstat(std::io::stderr())
-        .is_ok_and(|stat| matches!(FileType::from_raw_mode(stat.st_mode), FileType::Fifo | FileType::Socket));
-    if is_waited_for && let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
-        _ = rustix::stdio::dup2_stderr(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
     }
 }
 

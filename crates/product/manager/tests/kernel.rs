@@ -59,6 +59,6 @@ fn shared_memory_conforms() {
     unsafe { uffd.register(range.start.addr(), range.bytes()) }.expect("shared memory can be registered");
     let memory = Memory::default();
     memory.add(region(&backing(&fd), range, offset));
-    let kernel = SharedKernel::new(uffd, memory).expect("/proc is mounted");
+    let kernel = SharedKernel::new(uffd, memory, None).expect("/proc is mounted");
     run(&kernel, &Shared { range, memory: SelfMemory::open() });
 }
