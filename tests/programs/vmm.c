@@ -1,9 +1,10 @@
 /* Stands in for a virtual machine monitor: shared memory whose guests are threads, handed over to `farshore manage` as Cloud Hypervisor does it.
  *
- *   vmm SOCKET --size SIZE [--regions N] [--add SIZE [--again]] [--threads N] [--form json|binary] [--files] [--running] [--limit SIZE]
+ *   vmm SOCKET --size SIZE [--regions N] [--add SIZE [--again]] [--threads N] [--form json|binary] [--files] [--running] [--limit SIZE] [--longest FILE]
  *
  * The memory is a memfd in N regions, with a hole in the address space between each two; --add: one more memfd, added afterwards. --again: it is filled, taken away, emptied, and added
  * once more. --files: the memfds go along as descriptors.
+ * --longest: the longest time of one access, in ns, is kept in FILE, 8 bytes that whoever likes to may set to 0.
  * --running: the threads are at work before the memory is handed over. "managed" is printed when all is handed over, "filled" when each page was written.
  *
  * Half pages are the units of work. The halves of a page belong to two threads, so whoever takes a page out has writers on it. Each unit has bytes that follow from its number and its
@@ -40,6 +41,7 @@ static int scratch, fds[REGIONS_MAX], fd_count, with_files, binary;
 static volatile int stop, sampled;
 static pthread_barrier_t filled;
 static size_t peak, limit;
+static volatile uint64_t *longest;
 
 static uint8_t *page_at(size_t page)
 {
@@ -120,6 +122,12 @@ static void balloon(size_t page)
     for (size_t unit = 2 * page; unit < 2 * page + 2; unit++) make((uint64_t *)unit_at(unit), unit, ++generations[unit]);
 }
 
+static void note_time(uint64_t began)
+{
+    uint64_t took = now_ns() - began;
+    if (took > *longest) *longest = took;
+}
+
 static int is_mine(size_t unit, size_t thread) { return (unit / 2 >= balloon_from ? unit / 2 : unit) % threads == thread; }
 
 static void *guest(void *number)
@@ -139,6 +147,7 @@ static void *guest(void *number)
         size_t run = seed >> 58 == 0 ? 64 : 1;
         for (size_t n = 0; n < run && unit < units && !stop; n++, unit += threads) {
             if (!is_mine(unit, thread)) continue;
+            uint64_t began = longest != NULL ? now_ns() : 0;
             switch (seed >> 40 & 7) {
             case 0: look_by_kernel(unit, generations[unit]); break;
             case 1: by_kernel(unit, ++generations[unit]); break;
@@ -155,6 +164,7 @@ static void *guest(void *number)
                 look(unit_at(unit), unit, generations[unit], "before a write");
                 make((uint64_t *)unit_at(unit), unit, ++generations[unit]);
             }
+            if (longest != NULL) note_time(began);
         }
     }
     return (void *)mine;
@@ -330,6 +340,12 @@ int main(int argc, char **argv)
         else if (strcmp(word, "--add") == 0) added = parse_size(value);
         else if (strcmp(word, "--threads") == 0) threads = strtoul(value, NULL, 10);
         else if (strcmp(word, "--limit") == 0) limit = parse_size(value);
+        else if (strcmp(word, "--longest") == 0) {
+            int file = open(value, O_RDWR | O_CLOEXEC);
+            void *at = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *longest, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+            if (at == MAP_FAILED) die("%s", value);
+            longest = at;
+        }
         else if (strcmp(word, "--form") == 0) binary = strcmp(value, "binary") == 0;
         else die("unknown option %s", word);
     }

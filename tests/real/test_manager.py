@@ -222,14 +222,14 @@ class TestManager(Managed):
             manager.process = subprocess.Popen(["sleep", "60"], start_new_session=True)
 
     def test_killed_manager(self):
-        """Nobody finds zeros where a page was when a manager is killed: whoever needs it waits, and the memory is not taken by another manager."""
-        with self.manager("killed", "4M") as manager:
+        """Nobody finds zeros where a page was when a manager is killed that cannot be replaced (its pages are in a pool): whoever needs it waits, and the memory is not taken by another manager."""
+        with self.manager("killed", "4M", pool="ram:lz4,size=1M") as manager:
             reader = os.fork()
             if reader == 0:
                 self.lose_manager(manager)
             manager.wait_until(lambda: os.waitpid(reader, os.WNOHANG) == (0, 0) and "refused: " in manager.said(), "it is not refused")
             expect("a manager that has ended had taken pages out" in manager.said(), manager.said()[-1000:])
-            expect("was ended by signal 9" in manager.said(), manager.said()[-1000:])
+            expect("was ended by signal 9, and cannot be replaced" in manager.said(), manager.said()[-1000:])
             # It touches a page that is out: it would have ended by now, with a status that says what it found.
             time.sleep(1)
             expect(os.waitpid(reader, os.WNOHANG) == (0, 0), "whoever needs a page that is out does not wait")
@@ -245,7 +245,8 @@ class TestManager(Managed):
             expect(client.hand_over(manager), "refused")
             client.fill(7)
             manager.wait_until(lambda: client.in_memory() <= 4 * MIB, "it does not leave")
-            [own] = children_of(manager.pid)
+            [keeper] = children_of(manager.pid)
+            [own] = children_of(keeper)
             os.kill(own, signal.SIGKILL)
             manager.wait_for("was ended by signal 9")
             client.socket.close()

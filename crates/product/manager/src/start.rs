@@ -282,7 +282,7 @@ fn tell_of_end(child: &mut Child, client: i32, clients: &Clients) {
         "what keeps the manager of process {client} (process {number}) was ended by signal {signal}: the manager, process {shown}, goes on, and will not be replaced if it is killed"
     ));
     clients.running().insert(number, manager);
-    while waitpid(Some(manager), WaitOptions::empty()) == Err(Errno::INTR) {}
+    while waitpid(Some(manager), WaitOptions::empty()).is_err_and(|errno| errno == Errno::INTR) {}
 }
 
 /// The parent of a process.

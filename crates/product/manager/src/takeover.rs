@@ -220,9 +220,13 @@ impl Left {
         loop {
             let map = |bytes: &PageBuf| host.engine.kernel.map_for(self.state, page, bytes);
             match unstage(word, &self.stages, stage, map, || self.state.first_note().forget()) {
-                // The client's own, if something is there: it cannot have come by us.
                 Ok(()) => {
                     (counts.here, counts.from_stages) = (counts.here + 1, counts.from_stages + 1);
+                    return Begin::Here;
+                }
+                // The client has written to the file itself.
+                Err(KernelError::Exists) => {
+                    counts.here += 1;
                     return Begin::Here;
                 }
                 Err(KernelError::Again) => std::thread::yield_now(),

@@ -15,6 +15,9 @@ use alloc::vec::Vec;
 /// Bytes of an extent in a room.
 const STRIDE: usize = size_of::<Extent>().next_multiple_of(128);
 
+/// Threads that can make an extent at the same time: as many places may be empty between those that were used.
+const GAP_MAX: u32 = 4096;
+
 /// The memory of an extent of a room. All extents are one range of it, so that few mappings will do.
 fn place_of(room: &dyn Room, number: u64) -> Option<*mut Extent> {
     room.part(Part::Extent, number, STRIDE).map(|memory| memory.as_ptr().cast())
@@ -33,21 +36,24 @@ impl core::fmt::Debug for Extent {
 impl LeftSums {
     /// Those of the map whose extents lie in `room`, which nobody changes any more.
     pub fn new(room: &'static dyn Room) -> LeftSums {
-        let mut all = Vec::new();
+        let (mut all, mut gap) = (Vec::new(), 0);
         for made in 0..2 * EXTENTS_MAX as u64 {
             let Some(place) = place_of(room, made) else { break };
             // SAFETY: memory of an extent's size and alignment (`Room`), where there is an extent or zeros, which is a value of each of its fields.
             let extent = unsafe { &*place };
             match extent.number() {
+                // Threads that make extents may have ended before theirs were written.
+                Err(false) if gap == GAP_MAX => break,
+                Err(false) => gap += 1,
                 Ok(number) if (number as usize) < EXTENTS_MAX => {
+                    gap = 0;
                     let number = number as usize;
                     if all.len() <= number {
                         all.resize(number + 1, None);
                     }
                     all[number] = Some(extent);
                 }
-                Ok(_) | Err(true) => {}
-                Err(false) => break,
+                Ok(_) | Err(true) => gap = 0,
             }
         }
         LeftSums(all)
