@@ -223,7 +223,7 @@ class TestManager(Managed):
 
     def test_killed_manager(self):
         """Nobody finds zeros where a page was when a manager is killed that cannot be replaced (its pages are in a pool): whoever needs it waits, and the memory is not taken by another manager."""
-        with self.manager("killed", "4M", pool="ram:lz4,size=1M") as manager:
+        with self.manager("killed", "4M", pool="ram:lz4,size=2M") as manager:
             reader = os.fork()
             if reader == 0:
                 self.lose_manager(manager)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import re
@@ -219,6 +220,22 @@ class TestTakeover(Managed):
 
             in_child(work)
             manager.wait_for_no_clients()
+
+    def test_share_stays(self):
+        """A client in a budget keeps its share when its manager is killed."""
+        name = f"test-takeover-{os.getpid()}"
+        with self.manager("share", None, more=["--budget", f"{name}=64M", "--memory-min", "8M"]) as manager:
+            client = Client(40 * MIB // 4096)
+            client.fill(7)
+            expect(client.hand_over(manager), f"no answer: {manager.said()}")
+            os.kill(own_manager(manager)[0], signal.SIGKILL)
+            goes_on(manager, 1)
+            done = self.call("stat", "--json", str(os.getpid()))
+            expect(done.status == 0, f"{done.err} {manager.said()[-1000:]}")
+            budget = json.loads(done.out)["budget"]
+            expect(budget["name"] == name and budget["size_bytes"] == 64 * MIB and budget["programs"] == 1, f"{budget}")
+            expect(client.is_filled(7), "other bytes")
+            client.close()
 
     def test_failing_disk(self):
         """Writes that fail now and then, and managers that are killed meanwhile."""

@@ -67,6 +67,10 @@ canaries! {
     Whole = "whole",
     /// A fault looks for the pages that it took beside its own where a memory call may have hidden them.
     Hidden = "hidden",
+    /// An evictor does not say to which stage a page leaves before it unmaps it.
+    Left = "left",
+    /// The word of a page that was mapped again does not say so before the kernel's note about it goes.
+    Noted = "noted",
     // Broken rules about memory that two threads share. The loom models must notice them (crates/product/core/tests).
     /// Slots that are being reserved while their space is closed are still given out.
     Closed = "closed",

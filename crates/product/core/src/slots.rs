@@ -56,8 +56,8 @@ use alloc::vec::Vec;
 use arrangement::{Arrangements, SpaceSet};
 use core::ops::Range;
 use extent::{Extent, WORDS};
-pub use left::LeftSums;
 pub use giving::Idle;
+pub use left::LeftSums;
 use owners::Owners;
 use shares::{SHARES_MAX, Share};
 use spaces::Bounds;
@@ -72,10 +72,10 @@ mod asking;
 mod extent;
 #[path = "slots/giving.rs"]
 mod giving;
-#[path = "slots/owners.rs"]
-pub mod owners;
 #[path = "slots/left.rs"]
 mod left;
+#[path = "slots/owners.rs"]
+pub mod owners;
 #[path = "slots/shares.rs"]
 mod shares;
 #[path = "slots/spaces.rs"]

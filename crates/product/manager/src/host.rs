@@ -132,7 +132,8 @@ impl Host {
         let stages = shape.sizes().stages;
         // Whether somebody can take over when this process is killed depends on where pages go. That it cannot be now must not keep anybody from having their memory managed.
         let lasts = AnyBackend::can_be_taken_over(&options.swap, options.encrypts());
-        let state = lasts.then(|| state::State::make(stages).inspect_err(|why| tell(&format!("{why}: this manager cannot be replaced"))));
+        let state =
+            lasts.then(|| state::State::make(stages).inspect_err(|why| tell(&format!("{why}: this manager cannot be replaced"))));
         let state = state.and_then(Result::ok);
         let kernel = SharedKernel::new(uffd, Memory::default(), state)
             .map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;

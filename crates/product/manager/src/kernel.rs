@@ -154,7 +154,9 @@ impl SharedKernel {
 }
 
 impl Kernel for SharedKernel {
-    const OUTLIVED: bool = true;
+    fn is_outlived(&self) -> bool {
+        true
+    }
 
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
         self.map_run(page, core::slice::from_ref(bytes), protect).map(|_| ()).inspect_err(|why| self.note_gone(page, *why))

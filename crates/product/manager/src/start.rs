@@ -22,9 +22,9 @@ use farshore_command::refusal::Refusal;
 use farshore_command::say::{amount, tell};
 use farshore_command::swap;
 use farshore_config::{Options, Partial};
+use farshore_manager::keeper::{self, Keeper, Kept};
 use farshore_manager::restore::{self, Source};
 use farshore_manager::snapshot::{self, Snapshot};
-use farshore_manager::keeper::{self, Keeper, Kept};
 use farshore_manager::{process, session};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FileType;
@@ -321,9 +321,8 @@ pub fn keep(
     let handed_on = list.as_ref().map(|list| rustix::io::fcntl_setfd(list, FdFlags::empty())).transpose();
     handed_on.map_err(|errno| Refusal::failed(format!("the list of budgets cannot be handed on ({errno})")))?;
     let words = [CLIENT, &options.to_json(), client].map(str::to_owned);
-    let start = |input: OwnedFd| {
-        Command::new("/proc/self/exe").args(&words).stdin(Stdio::from(input)).stdout(Stdio::null()).spawn()
-    };
+    let start =
+        |input: OwnedFd| Command::new("/proc/self/exe").args(&words).stdin(Stdio::from(input)).stdout(Stdio::null()).spawn();
     keeper::keep(socket, caller, start).map_err(|why| Refusal::failed(format!("process {client} is refused: {why}")))
 }
 

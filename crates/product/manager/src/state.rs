@@ -75,7 +75,8 @@ impl State {
     /// # Errors
     /// One line: there is none.
     pub fn make(stages: u64) -> Result<&'static State, String> {
-        let failed = |what: &str, why: &dyn std::fmt::Display| format!("memory that outlives the manager cannot be {what} ({why})");
+        let failed =
+            |what: &str, why: &dyn std::fmt::Display| format!("memory that outlives the manager cannot be {what} ({why})");
         let file = rustix::fs::memfd_create("farshore-manager", MemfdFlags::CLOEXEC).map_err(|errno| failed("made", &errno))?;
         rustix::fs::ftruncate(&file, SIZE).map_err(|errno| failed("given its size", &errno))?;
         let state = State::of(file)?;
@@ -101,7 +102,8 @@ impl State {
     }
 
     fn of(file: OwnedFd) -> Result<&'static State, String> {
-        let lasting = Lasting::new(file.into()).map_err(|errno| format!("no address space for the manager's tables ({errno})"))?;
+        let lasting =
+            Lasting::new(file.into()).map_err(|errno| format!("no address space for the manager's tables ({errno})"))?;
         Ok(Box::leak(Box::new(State { lasting })))
     }
 
@@ -304,7 +306,9 @@ mod tests {
         assert!(State::left(file).is_err_and(|why| why.contains("0 bytes")));
         let state = State::make(1).expect("there is memory");
         state.set(Number::Version, 4711);
-        assert!(State::left(state.file().try_clone_to_owned().expect("a number")).is_err_and(|why| why.contains("another version")));
+        assert!(
+            State::left(state.file().try_clone_to_owned().expect("a number")).is_err_and(|why| why.contains("another version"))
+        );
     }
 
     #[test]

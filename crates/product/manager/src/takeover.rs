@@ -79,7 +79,8 @@ impl Left {
                 Some(backing) => backing.clone(),
                 None => {
                     let file = keeper.take_one(Kept::Memory(device, inode));
-                    let file = file.ok_or_else(|| format!("the file of the region at {:#x} was not kept", noted.pages.start.addr()))?;
+                    let file =
+                        file.ok_or_else(|| format!("the file of the region at {:#x} was not kept", noted.pages.start.addr()))?;
                     let backing = Backing::left(file).map_err(|errno| format!("a file of its memory is no file ({errno})"))?;
                     Arc::new(backing)
                 }

@@ -128,7 +128,8 @@ mod tests {
     fn words_and_sums_are_found_again() {
         let file = memory();
         // At both ends of the address space.
-        let ranges = [(1000, 2100), ((1 << 35) - 600, 1 << 35)].map(|(start, end)| PageRange { start: Page(start), end: Page(end) });
+        let ranges =
+            [(1000, 2100), ((1 << 35) - 600, 1 << 35)].map(|(start, end)| PageRange { start: Page(start), end: Page(end) });
         let first = mapped(&file);
         let (table, mut slots) = (PageTable::in_room(Some(first)), SlotMap::new(None));
         slots.set_room(Some(first));
@@ -158,7 +159,7 @@ mod tests {
         assert_eq!(next.numbers()[7].load(Ordering::Relaxed), 99);
         let stages = next.part(Part::Stages, 0, 3 * PAGE_SIZE).unwrap();
         // SAFETY: within three pages.
-        assert_eq!(unsafe { stages.as_ptr().add(2 * PAGE_SIZE + 9).read() }, 5);
+        assert_eq!(unsafe { stages.as_ptr().wrapping_add(2 * PAGE_SIZE + 9).read() }, 5);
         assert!(next.part(Part::Stages, 0, (EXTENTS - STAGES) as usize + PAGE_SIZE).is_none(), "no part reaches into another");
     }
 }

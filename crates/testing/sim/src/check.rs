@@ -6,8 +6,9 @@ use crate::world::{broken, world};
 use crate::{Engine, Rig};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::table::GranuleRef;
-use farshore_core::word::{Slot, State, Word};
+use farshore_core::word::{AtomicWord, Slot, State, Word};
 use farshore_engine::stats::Count;
+use farshore_engine::takeover::{Verdict, settle, verdict};
 use std::collections::BTreeMap;
 
 /// Which pages name a slot.
@@ -140,6 +141,10 @@ fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut 
             broken(page.0, &format!("the page is mapped, and its word says {what}: {word:?}"));
         }
     };
+    // What is being thrown away may be as it was.
+    if world(|w| w.is_outlived()) && expected.dropped.is_multiple_of(2) {
+        taken_over(engine, page, expected, word, place, slots);
+    }
     match word.state() {
         State::Busy => sums.busy += 1,
         State::Untouched => {
@@ -192,6 +197,54 @@ fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut 
             }
         }
         State::Foreign => broken(page.0, "managed memory is foreign"),
+    }
+}
+
+/// If all threads were killed now, whoever takes over finds each page with what the program last wrote. And what the program may have written since a page was mapped does not hide behind what it
+/// was, should the program throw the page away.
+fn taken_over(
+    engine: &Engine,
+    page: Page,
+    expected: Expected,
+    word: Word,
+    place: (Option<Option<u64>>, bool),
+    slots: &mut Slots,
+) {
+    let (stamp, protected) = place;
+    let stages = engine.stages();
+    let next = AtomicWord::new(word);
+    if world(|w| w.noted.contains_key(&page.0)) {
+        settle(&next);
+    }
+    let judge = |here: bool| verdict(next.load(), here, |stage| stages.claim(stage, page));
+    let found = match judge(stamp.is_some()) {
+        Verdict::Fresh => Some(0),
+        Verdict::Here => stamp.flatten(),
+        Verdict::InStage(stage) => stamp_of(stages.bytes(stage)),
+        Verdict::Either(stage) => stamp.flatten().filter(|_| stamp == Some(stamp_of(stages.bytes(stage)))),
+        // The slots of other words are looked at where those are.
+        Verdict::InSlot(slot) if word.state() == State::Busy => {
+            slots.named(page, slot, expected.stamp);
+            return;
+        }
+        Verdict::InSlot(_) => return,
+        Verdict::Lost => broken(page.0, &format!("{word:?} would be lost if all threads were killed now")),
+    };
+    if found != Some(expected.stamp) {
+        let verdict = judge(stamp.is_some());
+        broken(
+            page.0,
+            &format!(
+                "{word:?} would be {verdict:?} ({found:?}) if all threads were killed now, the program last wrote {}",
+                expected.stamp
+            ),
+        );
+    }
+    if stamp.is_some() && !protected && judge(false) != Verdict::Fresh {
+        broken(
+            page.0,
+            &format!("{word:?} can be written, and would be {:?} if it were thrown away and all threads killed", judge(false)),
+        );
     }
 }
 

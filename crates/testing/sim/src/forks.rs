@@ -21,7 +21,7 @@ use farshore_core::seams::PageBuf;
 use farshore_core::word::State;
 use farshore_engine::Shape;
 use farshore_engine::fork::Inheritance;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Children alive at a time.
@@ -34,6 +34,8 @@ pub struct Child {
     share: u64,
     engine: Engine,
     memory: Memory,
+    /// What the kernel notes of its copies.
+    noted: BTreeMap<u64, usize>,
     /// Pages that the program may read in the child, and the stamps that they hold.
     pages: Vec<(Page, u64)>,
     _staging: Staging,
@@ -112,7 +114,15 @@ fn make_child(rig: &Rc<Rig>) {
     let engine = engine.unwrap_or_else(|(page, word)| broken(page.0, &format!("{word:?} when the process forked")));
     engine.slots.assert_valid();
     let _ = engine.set_memory_limit(NO_LIMIT);
-    rig.children.borrow_mut().push(Child { number, share, engine, memory, pages, _staging: Staging(staging) });
+    rig.children.borrow_mut().push(Child {
+        number,
+        share,
+        engine,
+        memory,
+        noted: BTreeMap::new(),
+        pages,
+        _staging: Staging(staging),
+    });
 }
 
 /// Ends a child now and then. Called between two steps.
@@ -137,6 +147,7 @@ fn end(rig: &Rc<Rig>, mut child: Child) {
     note("child ends", 0, child.number);
     let kept = world(|w| {
         std::mem::swap(&mut w.memory, &mut child.memory);
+        std::mem::swap(&mut w.noted, &mut child.noted);
         (std::mem::take(&mut w.rates), w.actors[w.current].clone())
     });
     let mut buffer = fetch_buffer();
@@ -149,6 +160,7 @@ fn end(rig: &Rc<Rig>, mut child: Child) {
     child.engine.assert_valid_when_quiet();
     world(|w| {
         std::mem::swap(&mut w.memory, &mut child.memory);
+        std::mem::swap(&mut w.noted, &mut child.noted);
         let (rates, actor): (Rates, _) = kept;
         w.rates = rates;
         let current = w.current;

@@ -80,8 +80,20 @@ impl Kernel for SimKernel {
         call(|w| {
             refuse(w)?;
             note("map", page.0, u64::from(protect == Protect::WriteProtected));
-            w.memory.copy(page, bytes, protect)
+            w.memory.copy(page, bytes, protect)?;
+            if w.is_outlived() {
+                w.noted.insert(page.0, w.current);
+            }
+            Ok(())
         })
+    }
+
+    fn is_outlived(&self) -> bool {
+        world(|w| w.is_outlived())
+    }
+
+    fn forget_mapped(&self) {
+        world(|w| w.noted.retain(|_, actor| *actor != w.current));
     }
 
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {

@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::rng::{self, Rng};
 use crate::setup::Setup;
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 
 /// What the scheduler knows of an actor.
@@ -124,6 +124,8 @@ pub struct World {
     pub call_lock: Option<usize>,
     /// Pages that are being taken over, and have no frames yet.
     pub taking_over: u64,
+    /// Which pages the kernel has mapped last for which actor, as it notes them for whoever takes over.
+    pub noted: BTreeMap<u64, usize>,
     /// The kernel checks that the engine keeps its promises (off for the conformance suite, which makes none).
     pub strict: bool,
     /// Slots that forked children may read: each child's number, and its slots.
@@ -137,6 +139,11 @@ pub struct World {
 }
 
 impl World {
+    /// Whether the engine leaves notes for one that takes over: in every other run.
+    pub fn is_outlived(&self) -> bool {
+        self.setup.seed % 2 == 1
+    }
+
     /// The world before the first step: no memory is mapped, and there are no actors.
     pub fn new(setup: Setup) -> World {
         World {
@@ -155,6 +162,7 @@ impl World {
             progress_at: 0,
             call_lock: None,
             taking_over: 0,
+            noted: BTreeMap::new(),
             strict: true,
             children: Vec::new(),
             pausing: false,

@@ -56,6 +56,8 @@ noticed! {
     stock: Stock,
     whole: Whole,
     hidden: Hidden,
+    left: Left,
+    noted: Noted,
 }
 
 fn is_noticed(canary: Canary) {

@@ -77,8 +77,10 @@ pub struct Flushes {
 pub trait Kernel: Sync {
     /// Whether another process takes the memory over when this one is killed. Then the engine leaves notes for it before each step from which there is no way back, and tells the kernel when the
     /// notes of its own about what was mapped are no longer needed ([`Kernel::forget_mapped`]).
-    const OUTLIVED: bool = false;
-
+    #[inline(always)]
+    fn is_outlived(&self) -> bool {
+        false
+    }
     /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
     /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] maps one. Returns how many were mapped

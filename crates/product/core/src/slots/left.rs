@@ -145,7 +145,9 @@ mod tests {
         fn part(&self, part: Part, number: u64, bytes: usize) -> Option<NonNull<u8>> {
             assert_eq!(part, Part::Extent);
             let mut all = self.0.lock().unwrap();
-            let fresh = || Box::leak(alloc::vec![Line([0; 128]); bytes.div_ceil(128)].into_boxed_slice()).as_mut_ptr().expose_provenance();
+            let fresh = || {
+                Box::leak(alloc::vec![Line([0; 128]); bytes.div_ceil(128)].into_boxed_slice()).as_mut_ptr().expose_provenance()
+            };
             NonNull::new(core::ptr::with_exposed_provenance_mut(*all.entry(number).or_insert_with(fresh)))
         }
     }

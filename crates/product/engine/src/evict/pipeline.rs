@@ -383,7 +383,7 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         self.copy_to_stages();
         self.give_slots();
-        if W::Kernel::OUTLIVED {
+        if engine.kernel.is_outlived() {
             self.leave_word();
         }
         self.unmap();
@@ -412,7 +412,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 }
             }
             engine.evictors.stages.hold(stage, victim.page, victim.slot);
-            if let (true, Some(slot), false) = (victim.dirty, victim.slot, W::Kernel::OUTLIVED) {
+            if let (true, Some(slot), false) = (victim.dirty, victim.slot, engine.kernel.is_outlived()) {
                 engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
             }
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
@@ -468,7 +468,7 @@ impl<'e, W: World> Evictor<'e, W> {
         self.victims.retain(|victim| {
             let stage = places[taken];
             let readable = engine.page(victim.page).is_some_and(|at| !at.flags.is_unreadable());
-            if W::Kernel::OUTLIVED {
+            if engine.kernel.is_outlived() {
                 // Its bytes may be those of a page that was rescued from it.
                 engine.evictors.stages.disown(stage);
             }
@@ -526,7 +526,7 @@ impl<'e, W: World> Evictor<'e, W> {
             if let (true, Some(slot)) = (victim.dirty, victim.slot) {
                 engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
             }
-            if let Some(at) = engine.page(victim.page) {
+            if let Some(at) = engine.page(victim.page).filter(|_| !is_planted(Canary::Left)) {
                 at.word.take_to(stage);
             }
         }

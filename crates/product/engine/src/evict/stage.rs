@@ -165,10 +165,12 @@ impl Stages {
     /// Of an engine that has ended: whether a stage has the bytes of the page whose word names it.
     pub fn claim(&self, stage: Stage, page: Page) -> Claim {
         match self.all().get(stage.0 as usize) {
-            Some(meta) if page.0 != 0 && meta.page.load(Ordering::Acquire) == page.0 => match meta.vacated.load(Ordering::Acquire) {
-                HELD => Claim::Holds,
-                _ => Claim::GivenUp,
-            },
+            Some(meta) if page.0 != 0 && meta.page.load(Ordering::Acquire) == page.0 => {
+                match meta.vacated.load(Ordering::Acquire) {
+                    HELD => Claim::Holds,
+                    _ => Claim::GivenUp,
+                }
+            }
             _ => Claim::Another,
         }
     }

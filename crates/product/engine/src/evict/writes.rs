@@ -216,7 +216,7 @@ impl<W: World> Evictor<'_, W> {
             self.ended(batch, first, count, state);
             if result.is_ok() {
                 for stage in (first.0..first.0 + count).map(Stage) {
-                    if W::Kernel::OUTLIVED {
+                    if engine.kernel.is_outlived() {
                         engine.evictors.stages.note_write(stage, false);
                     }
                     let _ = engine.stage_is_written(stage);

@@ -586,9 +586,13 @@ impl<W: World> Engine<W> {
     /// A page that was out is mapped: whoever takes over must not take it out of its slot or stage again, however it has changed since.
     #[inline]
     pub(crate) fn note_mapped(&self, word: &AtomicWord) {
-        if W::Kernel::OUTLIVED {
-            word.note_mapped();
+        if self.kernel.is_outlived() {
+            if !is_planted(Canary::Noted) {
+                word.note_mapped();
+            }
+            self.kernel.interleave();
             self.kernel.forget_mapped();
+            self.kernel.interleave();
         }
     }
 

@@ -165,7 +165,7 @@ impl<W: World> Engine<W> {
         let epoch = Epoch::of(granule);
         let mapped = self.kernel.map_run(first, bytes, protect).unwrap_or(0);
         let protected = dirty && epoch.has_moved(granule);
-        if W::Kernel::OUTLIVED {
+        if self.kernel.is_outlived() {
             (0..mapped).filter_map(|n| self.page(first.plus(n))).for_each(|at| at.word.note_mapped());
             self.kernel.forget_mapped();
         }

@@ -19,8 +19,8 @@ pub use features::Features;
 
 use crate::fd::{self, Fd};
 use crate::raw::{self, Errno, nr};
-use core::sync::atomic::{AtomicU64, Ordering};
 use abi::{Api, Range, RawMessage, Register, Transfer, WriteProtect, ZeroPage};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// How to open a userfaultfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -388,7 +388,15 @@ impl Uffd {
     ///
     /// # Safety
     /// As [`Uffd::copy`].
-    pub unsafe fn copy_noted(&self, note: &Note, dst: u64, src: u64, len: u64, protect: bool, wake: bool) -> Result<(), UffdError> {
+    pub unsafe fn copy_noted(
+        &self,
+        note: &Note,
+        dst: u64,
+        src: u64,
+        len: u64,
+        protect: bool,
+        wake: bool,
+    ) -> Result<(), UffdError> {
         let mode = if protect { abi::COPY_MODE_WP } else { 0 } | if wake { 0 } else { abi::COPY_MODE_DONTWAKE };
         // First that nothing is mapped: a reader must not take the last call's answer for this one's.
         note.forget();
@@ -396,9 +404,8 @@ impl Uffd {
             note.0[at].store(number, Ordering::SeqCst);
         }
         // SAFETY: the note is laid out as the request's struct, and atomic: others may read it meanwhile. `src` is the caller's promise.
-        let answer = unsafe {
-            raw::syscall_result(nr::IOCTL, [self.fd.arg(), abi::UFFDIO_COPY, note.0.as_ptr() as u64, 0, 0, 0])
-        };
+        let answer =
+            unsafe { raw::syscall_result(nr::IOCTL, [self.fd.arg(), abi::UFFDIO_COPY, note.0.as_ptr() as u64, 0, 0, 0]) };
         sort(answer, note.0[4].load(Ordering::SeqCst) as i64)
     }
 
