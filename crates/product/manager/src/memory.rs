@@ -118,6 +118,14 @@ impl Backing {
         Ok(Backing { identity: (data.st_dev, data.st_ino), file: file.into(), marked: AtomicBool::new(data.st_mode & MARK != 0) })
     }
 
+    /// None of its pages is needed any more: takes the mark away.
+    ///
+    /// # Errors
+    /// What fchmod(2) answers.
+    pub fn give_up(&self) -> Result<(), Errno> {
+        self.mark(false)
+    }
+
     /// Its descriptor.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

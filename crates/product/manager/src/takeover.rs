@@ -45,7 +45,7 @@ use crate::state::{Noted, State};
 pub struct Left {
     state: &'static State,
     regions: Vec<Region>,
-    given_up: Vec<PageRange>,
+    given_up: Vec<Noted>,
     table: PageTable,
     stages: Stages,
     sums: LeftSums,
@@ -95,7 +95,6 @@ impl Left {
         let memory = state.room().part(Part::Stages, 0, count * PAGE_SIZE).ok_or_else(no_space)?;
         // SAFETY: as many pages as the engine had that has ended, mapped for as long as this process lives. Nobody writes them any more.
         let stages = unsafe { Stages::in_room(memory.as_ptr().cast(), count, state.room()) }.ok_or_else(no_space)?;
-        let given_up = given_up.iter().map(|noted| noted.pages).collect();
         Ok(Left { state, regions, given_up, table, stages, sums: LeftSums::new(state.room()) })
     }
 
@@ -131,10 +130,7 @@ impl Left {
         let began = std::time::Instant::now();
         let new = host.state.ok_or("there is no memory for tables that outlive this manager")?;
         self.settle_notes();
-        for pages in &self.given_up {
-            // The client may have unmapped it.
-            let _ = host.uffd().unregister(pages.start.addr(), pages.bytes());
-        }
+        self.given_up.iter().try_for_each(|noted| self.give_up(*noted, host, keeper))?;
         let (mut counts, core) = (Counts::default(), cpu::current());
         let mut buffer = vec![PageBuf::ZERO; 1];
         for region in &self.regions {
@@ -179,6 +175,21 @@ impl Left {
             began.elapsed().as_millis()
         ));
         Ok(())
+    }
+
+    /// Ends what the last one had begun: a region that the client gives up.
+    fn give_up(&self, noted: Noted, host: &Host, keeper: &Keeper) -> Result<(), String> {
+        // The client may have unmapped it.
+        let _ = host.uffd().unregister(noted.pages.start.addr(), noted.pages.bytes());
+        if self.regions.iter().any(|region| region.backing.identity() == noted.file) {
+            return Ok(());
+        }
+        let what = Kept::Memory(noted.file.0, noted.file.1);
+        if let Some(file) = keeper.take_one(what) {
+            let gone = Backing::left(file).and_then(|backing| backing.give_up());
+            gone.unwrap_or_else(|errno| tell(&format!("the mark stays on memory that the client has taken away ({errno})")));
+        }
+        keeper.keep(what, &[])
     }
 
     /// Finds out what a page is, and brings it about.
