@@ -168,6 +168,24 @@ class TestVm(Machine):
             there = without_times(console())
             expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
 
+    def test_killed_managers(self):
+        """Managers that are killed while the guest works: each time another one takes over, and the guest says the same."""
+        said = self.native(TINY)[0]
+        with self.running([*self.vm(64), *self.machine(*TINY)]) as (process, console, manager):
+            self.wait_for_evictions(process, manager)
+            for times in range(1, 4):
+                os.kill(manager, signal.SIGKILL)
+                found = lambda: re.search(rf"goes on with another manager \(manager (\d+), takeover {times}\)", process.stderr_so_far())  # noqa: E731
+                wait_until(found, f"nobody takes over: {process.stderr_so_far()}", LONG)
+                manager = int(found()[1])
+                expect(json.loads(self.call("stat", "--json", str(manager)).out)["memory_limit_bytes"] == 64 * MIB, "another limit")
+                time.sleep(0.5)
+            process.popen.wait(LONG)
+            there = without_times(console())
+            expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+            wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end with QEMU")
+            expect(" 0 pages lost" in process.stderr_so_far() and "is lost" not in process.stderr_so_far(), process.stderr_so_far())
+
     def test_more_memory(self):
         """Memory that is plugged in while QEMU runs is managed too, and what is taken out is no more."""
         monitor = os.path.join(self.folder("more"), "monitor")
