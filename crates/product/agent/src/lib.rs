@@ -13,7 +13,7 @@
 //! # What always holds
 //!
 //! 1. **No guest runs unmanaged.** Memory that cannot be handed over is not mapped.
-//! 2. **The userfaultfd outlives the manager.** It stays open here. If the manager is killed, whoever needs a page that is out waits, and never finds zeros.
+//! 2. **The userfaultfd outlives the manager.** It stays open here. If the manager is killed, whoever needs a page that is out waits for the next one, or for ever, and never finds zeros.
 //! 3. **The manager hears before memory goes.** A mapping that was handed over is taken from the manager before it is unmapped, and only as a whole: nothing else is mapped over a part of it. It is neither moved, nor mapped a second time.
 //! 4. **A child of QEMU's tells nothing**: it has the socket by inheritance, and none of the memory.
 //! 5. **Nobody writes past QEMU's page tables** ([`past`]). A disk with direct I/O and a device that is passed through write to pages that the kernel has found before, and another process that maps the memory
