@@ -30,6 +30,8 @@
 //!
 //! # What is assumed
 //!
+//! * Pages leave now and then, however they are used. The policy `second-chance` passes over those that come back soon, and while it does nobody sees how they are used: what is
+//!   told of a recording under `fifo` is nearer.
 //! * Pages that came unasked were used when they came.
 //! * A page that nobody saw come or leave has no part: it takes no memory in the trace.
 //!

@@ -1,7 +1,7 @@
 //! How far the table that a recording gives is from the truth, for each workload: `cargo run --release -p farshore-traces --example recorded`;
 //! `TRACES=hot,sort` for some of them.
 
-use farshore_policy::prefetch;
+use farshore_policy::{BuiltIn, prefetch};
 use farshore_traces::told::{order, table};
 use farshore_traces::{recorder, work};
 
@@ -13,7 +13,7 @@ fn main() {
     for whole in work::all(1).into_iter().filter(|whole| only.is_empty() || only.split(',').any(|name| name == whole.name)) {
         for prefetcher in [prefetch::BuiltIn::None, prefetch::BuiltIn::Sequential] {
             let limit = whole.touched() / 2;
-            let (recording, _) = recorder::recorded(&whole, limit, prefetcher);
+            let (recording, _) = recorder::recorded(&whole, limit, BuiltIn::SecondChance, prefetcher);
             let told = recording.traces();
             for (part, capacity) in [(50, limit / 2), (75, limit * 3 / 4), (100, limit), (150, limit * 3 / 2)] {
                 let (truth, told_rows) = (table(&whole, capacity), table(&told.likely, capacity));

@@ -38,13 +38,13 @@ fn note(heard: Heard, address: u64, pages: u64) {
 
 /// Runs a trace with a limit of so many pages, an access a microsecond, and records it. Says what was read, too.
 #[must_use]
-pub fn recorded(trace: &Trace, limit: usize, prefetcher: prefetch::BuiltIn) -> (Recording, engine::Read) {
+pub fn recorded(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn) -> (Recording, engine::Read) {
     let mut fault = |at: usize, address| {
         NOW.set(at as u64 * 1000);
         let instruction = u64::from(trace.accesses[at].site) + 1;
         note(Heard::Fault { protected: false, thread: 1, instruction }, address, 1);
     };
-    let read = engine::heard::<Ear>(trace, limit, BuiltIn::SecondChance, prefetcher, &mut fault);
+    let read = engine::heard::<Ear>(trace, limit, policy, prefetcher, &mut fault);
     let mut recording = Recording::default();
     for (ns, heard, first, pages) in HEARD.take() {
         recording.hear(ns, heard, first, pages);

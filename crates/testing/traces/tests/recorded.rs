@@ -1,7 +1,7 @@
 //! What a recording tells of policies, against what the same policies do over the whole trace that was recorded. The recording is
 //! that of the engine that ships: it has faults, and pages that came and left, and knows nothing else of the program.
 
-use farshore_policy::prefetch;
+use farshore_policy::{BuiltIn, prefetch};
 use farshore_random::Rng;
 use farshore_replay::{Access, Trace, optimum, policies, reads};
 use farshore_traces::told::order;
@@ -35,7 +35,7 @@ fn of_a_loop_policies_come_in_their_order() {
     let limit = 2048;
     for pages in [2700, 4096] {
         let whole = around(pages, 30);
-        let (recording, read) = recorder::recorded(&whole, limit, prefetch::BuiltIn::None);
+        let (recording, read) = recorder::recorded(&whole, limit, BuiltIn::Fifo, prefetch::BuiltIn::None);
         let told = recording.traces();
         for capacity in [limit / 2, limit * 3 / 4, limit] {
             let (rows, wrong) = order(&whole, &told, capacity, &ON_EDGE);
@@ -53,7 +53,7 @@ fn a_hot_set_beside_a_scan_is_seen() {
     let limit = 2048;
     for hot in [600, 1200] {
         let whole = hot_and_scan(hot, 20_000, 4, 200_000);
-        let (recording, _) = recorder::recorded(&whole, limit, prefetch::BuiltIn::None);
+        let (recording, _) = recorder::recorded(&whole, limit, BuiltIn::Fifo, prefetch::BuiltIn::None);
         let told = recording.traces();
         for capacity in [limit / 2, limit * 3 / 4, limit] {
             let (rows, wrong) = order(&whole, &told, capacity, &[]);
@@ -72,7 +72,7 @@ fn nobody_reads_less_than_the_bound() {
         let sizes = [limit / 4, limit / 2, limit, limit * 3 / 2];
         let best = sizes.map(|capacity| optimum::reads(&whole, capacity));
         for prefetcher in [prefetch::BuiltIn::None, prefetch::BuiltIn::Sequential] {
-            let (recording, _) = recorder::recorded(&whole, limit, prefetcher);
+            let (recording, _) = recorder::recorded(&whole, limit, BuiltIn::SecondChance, prefetcher);
             let known = recording.traces().known;
             for (capacity, best) in sizes.into_iter().zip(best) {
                 let bound = optimum::reads(&known, capacity);
