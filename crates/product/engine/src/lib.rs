@@ -73,6 +73,7 @@ use budget::Budget;
 use drain::Drainer;
 use evict::Evictors;
 use evict::pace::Control;
+use evict::refaults::Refaults;
 use evict::stage::Stages;
 use expected::Expected;
 use farshore_attach::audience::Audience;
@@ -255,7 +256,7 @@ impl<W: World> Engine<W> {
             budget: if shape.ablated.caches { budget.without_caches() } else { budget },
             slots,
             health,
-            evictors: Evictors::new(control, partitions, stages, sizes.frames),
+            evictors: Evictors::new(control, partitions, stages, Refaults::new(sizes.frames, shape.evictors)),
             requests: Requests::default(),
             wishes: Wishes::default(),
             expected: Expected::default(),

@@ -18,7 +18,7 @@ mod obstacles;
 pub mod pace;
 pub mod partition;
 pub mod pipeline;
-mod refaults;
+pub(crate) mod refaults;
 mod ring;
 mod select;
 pub mod stage;
@@ -52,14 +52,14 @@ pub(crate) struct Evictors {
 }
 
 impl Evictors {
-    /// `lists`: how many, one for each core or evictor. `frames`: those of the first limit.
-    pub(crate) fn new(pace: Control, lists: usize, stages: Stages, frames: u64) -> Evictors {
+    /// `lists`: how many, one for each core or evictor. `refaults`: for so many evictors.
+    pub(crate) fn new(pace: Control, lists: usize, stages: Stages, refaults: Refaults) -> Evictors {
         Evictors {
             pace,
             lists: Partitions::new(lists),
             stages,
             loops: Loops::default(),
-            refaults: Refaults::new(frames),
+            refaults,
             obstacles: Obstacles::default(),
             alarm: AtomicBool::new(false),
             written: Event::new(),

@@ -609,11 +609,11 @@ impl<'e, W: World> Evictor<'e, W> {
                 StageState::Writing if engine.evictors.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
                     self.ring.pass_oldest()
                 }
-                StageState::Quiet if engine.retire(stage) => {
+                StageState::Quiet if engine.retire(self.id, stage) => {
                     self.ring.free(stage);
                     self.ring.pass_oldest();
                 }
-                StageState::Writing | StageState::Failed if is_planted(Canary::Written) && engine.retire(stage) => {
+                StageState::Writing | StageState::Failed if is_planted(Canary::Written) && engine.retire(self.id, stage) => {
                     self.ring.free(stage);
                     self.ring.pass_oldest();
                 }
@@ -641,7 +641,7 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         let mut any = false;
         for stage in self.ring.stages() {
-            if self.ring.state(stage) == StageState::Quiet && engine.retire(stage) {
+            if self.ring.state(stage) == StageState::Quiet && engine.retire(self.id, stage) {
                 self.ring.free(stage);
                 any = true;
             }
@@ -659,7 +659,7 @@ impl<'e, W: World> Evictor<'e, W> {
             return;
         }
         for stage in self.ring.stages() {
-            if self.ring.is_stray(stage) && self.ring.state(stage) == StageState::Quiet && engine.retire(stage) {
+            if self.ring.is_stray(stage) && self.ring.state(stage) == StageState::Quiet && engine.retire(self.id, stage) {
                 self.ring.free(stage);
             }
         }
@@ -712,7 +712,7 @@ impl<W: World> Engine<W> {
 
     /// The stage's evictor needs the stage: its page is in its slot only from now on, unless another thread took the page
     /// before. False while that thread is not done with the bytes.
-    fn retire(&self, stage: Stage) -> bool {
+    fn retire(&self, evictor: usize, stage: Stage) -> bool {
         let Some(slot) = self.evictors.stages.slot(stage) else { unreachable!("{stage:?} is quiet without a slot") };
         let Some(word) = self.table.word_for_unpin(self.evictors.stages.page(stage)) else {
             unreachable!("{stage:?} has no page")
@@ -729,7 +729,7 @@ impl<W: World> Engine<W> {
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {
             StageStep::Done => {
-                self.evictors.refaults.note_out(self.evictors.stages.page(stage), self.evictors.loops.left());
+                self.evictors.refaults.note_out(evictor, self.evictors.stages.page(stage), self.evictors.loops.left());
                 true
             }
             StageStep::Held => false,
