@@ -2,6 +2,7 @@
 
 use farshore_command::process::{managed_by, told};
 
+use crate::client::users_in;
 use crate::programs::started;
 
 /// A virtual machine.
@@ -9,24 +10,35 @@ use crate::programs::started;
 pub struct Vm {
     /// The monitor's process; the manager's, if that is not known any more (a monitor that has made itself a daemon).
     pub pid: u32,
+    /// When that process was started, in the kernel's ticks.
+    pub started: u64,
     /// The manager, which answers.
     pub manager: u32,
     /// What the monitor was told to call it (`-name`), or what the kernel calls the monitor.
     pub name: String,
 }
 
-/// The virtual machine whose memory process `manager` has; none, if it has none.
+/// The virtual machine whose memory process `manager` has; none, if it has none. A process that only says so, and names one of another user, has none: else whoever ends,
+/// or sets, what a list shows would be led to a process that has nothing to do with it.
 #[must_use]
 pub fn of_manager(manager: u32) -> Option<Vm> {
-    let monitor = managed_by(manager)?;
+    let (monitor, own) = (managed_by(manager)?, started(manager)?);
     // A process of this number that is younger than the manager is another one: the monitor has ended, or made itself a daemon.
-    let is_it = started(monitor).zip(started(manager)).is_some_and(|(monitor, manager)| monitor <= manager);
-    let line = if is_it { told(monitor, "cmdline").unwrap_or_default() } else { String::new() };
+    let its = started(monitor).filter(|started| *started <= own);
+    if its.is_some() && !may_manage(&told(manager, "status").ok()?, &told(monitor, "status").ok()?) {
+        return None;
+    }
+    let line = its.and_then(|_| told(monitor, "cmdline").ok()).unwrap_or_default();
     let words: Vec<&str> = line.split_terminator('\0').collect();
     let comm = |pid| told(pid, "comm").map(|name| name.trim_end().to_owned()).unwrap_or_default();
-    let pid = if words.is_empty() { manager } else { monitor };
+    let (pid, started) = its.filter(|_| !words.is_empty()).map_or((manager, own), |its| (monitor, its));
     let name = name_in(&words).map_or_else(|| comm(pid), Into::into);
-    Some(Vm { pid, manager, name: farshore_config::plain(&name) })
+    Some(Vm { pid, started, manager, name: farshore_config::plain(&name) })
+}
+
+/// Whether the process of the first status is of no user that the one of the second is not, but for root.
+fn may_manage(manager: &str, monitor: &str) -> bool {
+    users_in(manager).is_subset(&users_in(monitor))
 }
 
 /// The name in a command line of QEMU's: `-name one`, `-name guest=one,debug-threads=on`.
@@ -57,5 +69,20 @@ mod tests {
             assert_eq!(name_in(words), name, "{words:?}");
         }
         assert_eq!(of_manager(std::process::id()), None);
+    }
+
+    #[test]
+    fn a_manager_is_of_its_monitors_user() {
+        let of = |users: &str| format!("Name:\tx\nUid:\t{users}\n");
+        for (manager, monitor, may) in [
+            ("5 5 5 5", "5 5 5 5", true),
+            ("0 0 0 0", "5 5 5 5", true),
+            ("5 5 5 5", "5 5 0 5", true),
+            ("6 6 6 6", "5 5 5 5", false),
+            ("5 6 5 5", "5 5 5 5", false),
+            ("6 6 6 6", "0 0 0 0", false),
+        ] {
+            assert_eq!(may_manage(&of(manager), &of(monitor)), may, "{manager} of {monitor}");
+        }
     }
 }

@@ -32,6 +32,7 @@ pub struct Seen {
     /// Its counters.
     pub stats: Option<Arc<Stats>>,
     key: Key,
+    is: Option<vms::Vm>,
 }
 
 /// What looks have seen.
@@ -75,14 +76,17 @@ impl Watch {
             .collect()
     }
 
-    fn take(&self, rows: Vec<Row>, vm_of: impl Fn(u32) -> Option<vms::Vm>, now: Instant) {
+    /// `vm_of`: the virtual machine of a manager. `started`: when a process was started, if there is one.
+    fn take(&self, rows: Vec<Row>, vm_of: impl Fn(u32) -> Option<vms::Vm>, started: impl Fn(u32) -> Option<u64>, now: Instant) {
         let seen: Vec<Seen> = rows
             .into_iter()
             .map(|row| {
-                // What it is does not change, so the kernel is asked once.
-                let known = self.inner().seen.iter().find(|seen| seen.key == (row.pid, row.started)).map(|seen| seen.vm.clone());
+                // What it is does not change, so the kernel is asked once: but for a monitor that has ended before its manager, or was a daemon's first process. Its number
+                // may be another's by now.
+                let known = self.inner().seen.iter().find(|seen| seen.key == (row.pid, row.started)).map(|seen| seen.is.clone());
                 let is = match known {
-                    Some(vm) => vm.manager.map(|manager| vms::Vm { pid: vm.pid, manager, name: vm.name }),
+                    Some(Some(vm)) if started(vm.pid) != Some(vm.started) => vm_of(row.pid),
+                    Some(known) => known,
                     None => vm_of(row.pid),
                 };
                 told(row, is)
@@ -112,7 +116,7 @@ pub fn look(watch: &Watch) {
     loop {
         let began = Instant::now();
         let rows = looker.look();
-        watch.take(rows, vms::of_manager, Instant::now());
+        watch.take(rows, vms::of_manager, programs::started, Instant::now());
         std::thread::sleep(INTERVAL.saturating_sub(began.elapsed()));
     }
 }
@@ -142,10 +146,10 @@ fn told(row: Row, is: Option<vms::Vm>) -> Seen {
     let parameters = stats.into_iter().flat_map(|stats| &stats.policies).flat_map(|policy| policy.parameters.clone());
     let vm = Vm {
         pid: is.as_ref().map_or(row.pid, |vm| vm.pid),
-        started: is.as_ref().and_then(|vm| programs::started(vm.pid)).unwrap_or(row.started),
+        started: is.as_ref().map_or(row.started, |vm| vm.started),
         name: is.as_ref().map_or(row.name, |vm| vm.name.clone()),
         kind: if is.is_some() { Kind::Vm } else { Kind::Program },
-        manager: is.map(|vm| vm.manager),
+        manager: is.as_ref().map(|vm| vm.manager),
         state,
         why,
         created: false,
@@ -163,7 +167,7 @@ fn told(row: Row, is: Option<vms::Vm>) -> Seen {
         prefetcher: stats.map(|stats| farshore_config::plain(&stats.prefetcher)),
         parameters: parameters.map(|(name, value)| (farshore_config::plain(&name), value)).collect(),
     };
-    Seen { vm, answers: row.pid, key: (row.pid, row.started), stats: row.stats }
+    Seen { vm, answers: row.pid, key: (row.pid, row.started), is, stats: row.stats }
 }
 
 /// What is kept of a look; none, if it told no rates.
@@ -208,11 +212,11 @@ mod tests {
         let asked = std::cell::Cell::new(0);
         let vm_of = |pid: u32| {
             asked.set(asked.get() + 1);
-            (pid == 8).then(|| vms::Vm { pid: 7, manager: 8, name: "one".into() })
+            (pid == 8).then(|| vms::Vm { pid: 7, started: 1, manager: 8, name: "one".into() })
         };
         let now = Instant::now();
         for at in 0..3 {
-            watch.take(vec![row(8, 1), row(9, 1)], vm_of, now + Duration::from_secs(at));
+            watch.take(vec![row(8, 1), row(9, 1)], vm_of, |_| Some(1), now + Duration::from_secs(at));
         }
         assert_eq!(asked.get(), 2, "what a process is does not change");
         let all = watch.all();
@@ -228,19 +232,32 @@ mod tests {
     }
 
     #[test]
+    fn a_monitors_number_that_came_again_is_not_the_virtual_machine() {
+        let watch = Watch::default();
+        let now = Instant::now();
+        let vm = |pid, started| move |_| Some(vms::Vm { pid, started, manager: 8, name: "one".into() });
+        watch.take(vec![row(8, 5)], vm(7, 4), |_| Some(4), now);
+        assert_eq!(watch.one(7).map(|seen| seen.vm.started), Some(4));
+        // The monitor was the first process of a daemon. Somebody else's process has its number now.
+        watch.take(vec![row(8, 5)], vm(8, 5), |_| Some(6), now + Duration::from_secs(1));
+        let all = watch.all();
+        assert_eq!(all.iter().map(|vm| (vm.pid, vm.started, vm.manager)).collect::<Vec<_>>(), [(8, 5, Some(8))]);
+    }
+
+    #[test]
     fn what_ends_is_forgotten_and_what_is_old_too() {
         let watch = Watch::default();
         let now = Instant::now();
-        watch.take(vec![row(8, 1)], |_| None, now);
-        watch.take(vec![row(8, 1)], |_| None, now + KEPT + Duration::from_secs(1));
+        watch.take(vec![row(8, 1)], |_| None, |_| None, now);
+        watch.take(vec![row(8, 1)], |_| None, |_| None, now + KEPT + Duration::from_secs(1));
         let one = watch.one(8).expect("it runs");
         assert_eq!(watch.history(&one, KEPT).len(), 1);
         // The number came again.
-        watch.take(vec![row(8, 2)], |_| None, now + KEPT + Duration::from_secs(2));
+        watch.take(vec![row(8, 2)], |_| None, |_| None, now + KEPT + Duration::from_secs(2));
         assert!(watch.history(&one, KEPT).is_empty());
         assert_eq!(watch.inner().history.len(), 1);
         let silent = Row { status: Status::Silent(Duration::from_secs(3)), rates: None, ..row(8, 2) };
-        watch.take(vec![silent], |_| None, now);
+        watch.take(vec![silent], |_| None, |_| None, now);
         let one = watch.one(8).expect("it is there");
         assert_eq!((one.vm.state, one.vm.why.as_deref()), (State::Silent, Some("no answer for 3 s: is it stopped?")));
     }

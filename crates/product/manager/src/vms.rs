@@ -172,7 +172,7 @@ mod tests {
     use farshore_config::stats::{Autopilot, Budget, Space};
 
     fn vm(pid: u32, name: &str) -> Vm {
-        Vm { pid, manager: pid + 1, name: name.into() }
+        Vm { pid, started: 1, manager: pid + 1, name: name.into() }
     }
 
     #[test]
