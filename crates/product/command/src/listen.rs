@@ -4,9 +4,14 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::door::Stream;
 
@@ -60,8 +65,9 @@ impl Listener {
             }
             Address::Unix(path) => {
                 let shown = path.display();
-                let is_socket = std::fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket());
-                if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
+                // Of several that start at a time, one looks and listens after the other: else each would take away what another has just made.
+                let _turn = turn(path);
+                if is_left(path) {
                     std::fs::remove_file(path)
                         .map_err(|error| format!("cannot remove the socket that was left at '{shown}' ({error})"))?;
                 }
@@ -70,7 +76,7 @@ impl Listener {
                     _ => format!("cannot listen at 'unix:{shown}' ({error}): check the directory and its rights"),
                 };
                 // For its user alone from the first moment on: the rights of a new socket are what the mask leaves.
-                let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+                let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
                 let bound = UnixListener::bind(path);
                 rustix::process::umask(mask);
                 let listener = bound.map_err(failed)?;
@@ -85,7 +91,7 @@ impl Listener {
     /// # Errors
     /// One line: it is no such socket.
     pub fn of(socket: OwnedFd) -> Result<Listener, String> {
-        use rustix::net::{AddressFamily, SocketType, sockopt};
+        use rustix::net::sockopt;
         let failed = |why: &dyn std::fmt::Display| format!("a descriptor that was handed on is no socket that listens ({why})");
         if !sockopt::socket_acceptconn(&socket).map_err(|errno| failed(&errno))? {
             return Err(failed(&"nobody can connect to it"));
@@ -142,6 +148,34 @@ impl AsFd for Listener {
     }
 }
 
+/// Tries to get one's turn at a folder, and how long from one try to the next.
+const TURNS: (u32, Duration) = (100, Duration::from_millis(20));
+
+/// Waits for one's turn among those that begin to listen in a folder. Not for ever: where others may open the folder, they may keep it. Without it, only who starts at the
+/// same moment is in the way.
+fn turn(path: &Path) -> Option<OwnedFd> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    for _ in 0..TURNS.0 {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(folder),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(TURNS.1),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// Whether a socket lies there at which nobody listens any more. It is not waited for: one with so many connections that no other has room is somebody's, who may be stopped.
+fn is_left(path: &Path) -> bool {
+    let refused = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+        connect(&socket, &SocketAddrUnix::new(path).ok()?).err()
+    };
+    std::fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket()) && refused() == Some(Errno::CONNREFUSED)
+}
+
 /// Device and number of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
@@ -162,6 +196,43 @@ mod tests {
         assert!(path.exists());
         second.remove();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_several_that_start_one_listens() {
+        let path = std::env::temp_dir().join(format!("farshore-listen-{}-several", std::process::id()));
+        let at = Address::Unix(path.clone());
+        for _ in 0..50 {
+            // Left behind: it is dropped, and its file stays.
+            drop(UnixListener::bind(&path).expect("it is free"));
+            let start = std::sync::Barrier::new(4);
+            let listeners: Vec<_> = std::thread::scope(|scope| {
+                let one = || {
+                    start.wait();
+                    Listener::at(&at)
+                };
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+                all.into_iter().filter_map(|one| one.join().expect("it ends").ok()).collect()
+            });
+            assert_eq!(listeners.len(), 1, "each took away what another had made");
+            assert_eq!(std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
+            listeners[0].remove();
+        }
+    }
+
+    #[test]
+    fn who_takes_no_connection_keeps_nobody_waiting() {
+        let path = std::env::temp_dir().join(format!("farshore-listen-{}-full", std::process::id()));
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("there is one");
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).expect("it is short")).expect("it is free");
+        rustix::net::listen(&socket, 0).expect("it may listen");
+        let _in_its_queue = std::os::unix::net::UnixStream::connect(&path).expect("there is room for one");
+        let at = Address::Unix(path.clone());
+        let (said, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || said.send(Listener::at(&at).map(drop)));
+        let why = told.recv_timeout(Duration::from_secs(30)).expect("it waits").expect_err("somebody listens there");
+        assert!(why.contains("is there already"), "{why}");
+        std::fs::remove_file(path).expect("it is there");
     }
 
     #[test]
