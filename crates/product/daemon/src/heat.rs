@@ -159,16 +159,12 @@ fn size_of(managed: &[Managed]) -> u64 {
 
 /// Cuts memory into pieces that begin at multiples of a size; of too many, the largest.
 fn cut(managed: &[Managed], size: u64) -> Vec<Piece> {
-    let pages: u64 = managed.iter().map(|one| (one.end - one.start) / PAGE).sum();
-    let every = pages.div_ceil(PAGES).max(1);
     let mut pieces: Vec<Piece> = Vec::new();
     for one in managed {
         let mut at = one.start;
         while at < one.end {
             let end = one.end.min((at / size + 1) * size);
-            let looked_at: u64 = runs(at, end, every).map(|(_, pages)| pages).sum();
-            let pages = u32::try_from(looked_at).unwrap_or(u32::MAX);
-            pieces.push(Piece { start: at, bytes: end - at, name: farshore_config::plain(&one.name), pages });
+            pieces.push(Piece { start: at, bytes: end - at, name: farshore_config::plain(&one.name), pages: 0 });
             at = end;
         }
     }
@@ -177,7 +173,19 @@ fn cut(managed: &[Managed], size: u64) -> Vec<Piece> {
         pieces.truncate(PIECES.1);
         pieces.sort_by_key(|piece| piece.start);
     }
+    // Of those that are left: what is not looked at counts for nothing.
+    let every = every(&pieces);
+    for piece in &mut pieces {
+        let looked_at: u64 = runs(piece.start, piece.start + piece.bytes, every).map(|(_, pages)| pages).sum();
+        piece.pages = u32::try_from(looked_at).unwrap_or(u32::MAX);
+    }
     pieces
+}
+
+/// Of so many runs of pages, one is looked at.
+fn every(pieces: &[Piece]) -> u64 {
+    let pages: u64 = pieces.iter().map(|piece| piece.bytes / PAGE).sum();
+    pages.div_ceil(PAGES).max(1)
 }
 
 /// The runs of pages between two addresses that are looked at: each of so many. First page and number of pages.
@@ -189,8 +197,7 @@ fn runs(start: u64, end: u64, every: u64) -> impl Iterator<Item = (u64, u64)> {
 /// Looks at all pieces once.
 fn seen(pid: u32, pieces: &[Piece], before: &mut Bits) -> std::io::Result<Counts> {
     let file = File::open(format!("/proc/{pid}/pagemap"))?;
-    let pages: u64 = pieces.iter().map(|piece| piece.bytes / PAGE).sum();
-    let every = pages.div_ceil(PAGES).max(1);
+    let every = every(pieces);
     let mut counts = Counts::new();
     let mut bytes = vec![0; RUN as usize * 8];
     let mut now = Bits::new();
@@ -231,6 +238,10 @@ mod tests {
         let large = [memory(0, 1 << 22)];
         assert_eq!((size_of(&large), cut(&large, size_of(&large)).len()), (256 << 20, 64));
         assert_eq!(cut(&large, size_of(&large)).iter().map(|piece| u64::from(piece.pages)).sum::<u64>(), PAGES, "half of it");
+        // 16 GiB in a thousand pieces, of which 3 GiB are shown: what is told to be looked at is what is looked at.
+        let scattered: Vec<_> = (0..1000).map(|at| memory(at << 25, 4096)).collect();
+        let pieces = cut(&scattered, size_of(&scattered));
+        assert_eq!((pieces.len(), pieces.iter().map(|piece| u64::from(piece.pages)).sum::<u64>()), (PIECES.1, 192 * 4096));
         let many: Vec<_> = (0..1000).map(|at| memory(at << 24, 1 + at % 7)).collect();
         let pieces = cut(&many, PIECE_MIN);
         assert!(pieces.len() == PIECES.1 && pieces.is_sorted_by_key(|piece| piece.start));
