@@ -46,7 +46,7 @@ Examples:
 
   umask 077; openssl rand -hex 16 > token
   farshore daemon --listen 127.0.0.1:9280 --token-file token
-  xdg-open \"http://127.0.0.1:9280/#token=$(cat token)\"          the web page
+  xdg-open http://127.0.0.1:9280/          the web page: paste the token there
 
   systemctl --user enable --now farshore-daemon.socket         started by the first who asks
 
@@ -105,6 +105,18 @@ mod tests {
             Parts::Pages,
             "farshore(1), farshore-vm(1)",
         );
+    }
+
+    #[test]
+    fn no_example_has_a_token_on_a_command_line() {
+        let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
+        let pages = ["docs/src/guide/daemon.md", "docs/src/reference/api.md", "docs/man/farshore-daemon.1"];
+        let pages = pages.map(|page| std::fs::read_to_string(root.join(page)).expect("it is there"));
+        // Every user of the machine can read the command lines of all processes.
+        for page in pages.iter().map(String::as_str).chain([AFTER]) {
+            assert!(!page.contains("$(cat token") && !page.contains("Bearer $("), "{page}");
+        }
     }
 
     #[test]
