@@ -7,6 +7,8 @@ const at = (id) => document.getElementById(id);
 const MIB = 1048576;
 // From one request to the next.
 const PAUSE = 1000;
+// How long an answer is waited for.
+const PATIENCE = 15000;
 let token = null;
 let chosen = null;
 let rows = [];
@@ -28,7 +30,8 @@ async function ask(method, path, body) {
   const headers = {};
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const options = { method, headers, cache: "no-store" };
+  // What is watched is answered at once, from what the daemon has. What is set waits for the program.
+  const options = { method, headers, cache: "no-store", signal: AbortSignal.timeout(method === "GET" ? PATIENCE : 4 * PATIENCE) };
   if (body !== undefined) options.body = JSON.stringify(body);
   const answer = await fetch(path, options);
   const text = await answer.text();
@@ -77,26 +80,39 @@ function element(name, text, kind) {
   return made;
 }
 
+function newRow(vm, key) {
+  const row = element("tr");
+  row.dataset.pid = vm.pid;
+  row.dataset.key = key;
+  const button = element("button", String(vm.pid));
+  button.type = "button";
+  const first = element("td");
+  first.append(button);
+  row.append(first, ...["", "", "number", "number", "number", "number", "number", ""].map((kind) => element("td", "", kind)));
+  return row;
+}
+
+// A row stays the element that it is for as long as its process lives: what is pressed, focused or selected when new numbers come is there when the finger is lifted.
 function showTable() {
   const body = document.querySelector("#vms tbody");
-  const focused = document.activeElement?.dataset?.pid;
-  body.replaceChildren(
-    ...rows.map((vm) => {
-      const row = element("tr");
-      row.dataset.pid = vm.pid;
-      row.setAttribute("aria-selected", String(chosen === vm.pid));
-      const first = element("td");
-      const button = element("button", String(vm.pid));
-      button.type = "button";
-      button.dataset.pid = vm.pid;
-      first.append(button);
-      const numbers = [size(vm.limit_bytes), size(vm.resident_bytes), size(vm.out_bytes), rate(vm.faults_per_second), percent(vm.stall)];
-      row.append(first, element("td", vm.name), element("td", level(vm)), ...numbers.map((text) => element("td", text, "number")), element("td", vm.state));
-      row.title = vm.why ?? "";
-      return row;
-    }),
-  );
-  if (focused) body.querySelector(`button[data-pid="${CSS.escape(focused)}"]`)?.focus();
+  const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  const shown = rows.map((vm) => {
+    const key = `${vm.pid} ${vm.started}`;
+    const row = old.get(key) ?? newRow(vm, key);
+    old.delete(key);
+    row.setAttribute("aria-selected", String(chosen === vm.pid));
+    row.title = vm.why ?? "";
+    const numbers = [size(vm.limit_bytes), size(vm.resident_bytes), size(vm.out_bytes), rate(vm.faults_per_second), percent(vm.stall)];
+    [vm.name, level(vm), ...numbers, vm.state].forEach((text, at) => {
+      const cell = row.cells[at + 1];
+      if (cell.textContent !== text) cell.textContent = text;
+    });
+    return row;
+  });
+  for (const row of old.values()) row.remove();
+  shown.forEach((row, at) => {
+    if (body.rows[at] !== row) body.insertBefore(row, body.rows[at] ?? null);
+  });
   at("none").hidden = rows.length > 0;
 }
 
@@ -225,9 +241,14 @@ async function showMore() {
   showHeat(heat);
 }
 
+// There is one that looks: what begins anew ends the one before.
+let turn = 0;
 async function look() {
+  turn += 1;
+  const mine = turn;
   try {
     const [all, host] = await Promise.all([ask("GET", "/v1/vms"), ask("GET", "/v1/host")]);
+    if (mine !== turn) return;
     rows = all;
     const parts = [`version ${host.version}`, `${size(host.available_bytes)} of ${size(host.memory_bytes)} free`];
     if (host.pressure) parts.push(`memory pressure ${host.pressure.some_percent} %`);
@@ -243,6 +264,7 @@ async function look() {
       at("heat-about").textContent = error.message;
     });
   } catch (error) {
+    if (mine !== turn) return;
     if (error.status === 401) {
       at("login").hidden = false;
       at("main").hidden = true;
@@ -251,7 +273,7 @@ async function look() {
     }
     tell(error.status ? error.message : "The daemon does not answer.");
   }
-  setTimeout(look, PAUSE);
+  setTimeout(() => mine === turn && look(), PAUSE);
 }
 
 // Words of a command line: cut at spaces, but for what is in quotes.
@@ -352,5 +374,11 @@ at("level").addEventListener("change", () => {
   at("amount").placeholder = sample;
 });
 
-takeToken();
-look();
+function begin() {
+  takeToken();
+  look();
+}
+
+// A new token in the address of a page that is open does not load it anew.
+addEventListener("hashchange", () => location.hash && begin());
+begin();
