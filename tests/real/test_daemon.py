@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -41,6 +42,25 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     if not said:
         print("ready", flush=True)
         said = True
+"""
+
+# Listens as a program under Farshore does, and then calls itself the manager of the process that it is given: `X --one {} PID`, over all of its own command line.
+IMPOSTOR = """
+import ctypes, os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"\\0farshore-{os.getuid()}-{os.getpid()}")
+listener.listen(8)
+with open("/proc/self/stat") as file:
+    first, last = map(int, file.read().rsplit(")", 1)[1].split()[45:47])
+rest = f"\\0--one\\0{{}}\\0{sys.argv[1]}\\0".encode()
+line = b"x" * (last - first - len(rest)) + rest
+ctypes.memmove(first, line, len(line))
+print("ready", flush=True)
+while True:
+    client = listener.accept()[0]
+    client.recv(4096)
+    client.sendall(b'{"error":"not you"}\\n')
+    client.close()
 """
 
 # Whether answers are as the API describes itself, and whether the description is one, by the OpenAPI Initiative's schema (openapi-3.1.json, of 2022-10-07, Apache-2.0): [description, its schema, [[name of a shape, answer]…]].
@@ -227,8 +247,9 @@ class TestDaemon(Command):
             expect(sum(last["came"]) > 0 and all(count <= piece["pages"] for count, piece in zip(last["resident"], heat["pieces"])), f"{last}")
             host = daemon.ask("GET", "/v1/host")
             expect(host["memory_bytes"] > host["available_bytes"] > 0 and host["user"] == (OURS if os.geteuid() == 0 else os.geteuid()), f"{host}")
-            # One that is stopped is told so at once, and keeps nobody waiting.
+            # One that is stopped is told so at once, and keeps nobody waiting. Who asks before it is seen is told the same, later.
             os.kill(mover.pid, signal.SIGSTOP)
+            daemon.wrong("POST", f"/v1/vms/{mover.pid}/set", {"key": "memory", "value": "24M"}, 504, "is it stopped?")
             until("it is silent", lambda: daemon.vm(mover.pid)["state"] == "silent")
             daemon.wrong("POST", f"/v1/vms/{mover.pid}/set", {"key": "memory", "value": "32M"}, 504, "is it stopped?")
             os.kill(mover.pid, signal.SIGCONT)
@@ -269,6 +290,32 @@ class TestDaemon(Command):
             expect(done.out == "200 []\n\n", f"{done.out} {done.err}")
         return "3 users"
 
+    def test_impostor(self):
+        """Somebody else's process that calls itself the manager of a process is not believed: neither is shown as a virtual machine, and the process is not ended."""
+        if os.geteuid() != 0:
+            raise harness.Unavailable("another user needs root")
+        python = harness.python_with("ctypes", "python3")
+        with self.daemon(user=None) as daemon, subprocess.Popen([*self.as_user(OURS), "sleep", "600"], stdin=subprocess.DEVNULL) as victim:
+            try:
+                argv = [*self.as_user(OTHERS), python, "-c", IMPOSTOR, str(victim.pid)]
+                with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/") as impostor:
+                    try:
+                        expect(impostor.stdout.readline(), "it has ended")
+                        words = pathlib.Path(f"/proc/{impostor.pid}/cmdline").read_bytes().split(b"\0")
+                        expect(words[1:] == [b"--one", b"{}", str(victim.pid).encode(), b""], f"it is called {words}")
+                        vm = until("it is seen", lambda: daemon.vm(impostor.pid))
+                        expect(vm["pid"] == impostor.pid and vm["kind"] == "program" and vm["manager"] is None, f"{vm}")
+                        daemon.wrong("DELETE", f"/v1/vms/{victim.pid}", None, 404, f"process {victim.pid}")
+                        daemon.wrong("DELETE", f"/v1/vms/{impostor.pid}", None, 409, "is a program")
+                        listed = json.loads(self.call("vm", "list", "--json").out)
+                        expect(impostor.pid not in [it["manager"] for it in listed], f"{listed}")
+                        expect(victim.poll() is None, "it was ended")
+                    finally:
+                        impostor.kill()
+            finally:
+                victim.kill()
+        return "2 users"
+
     def test_bad_input(self):
         """Bytes that are no request, requests that are none of the API's, clients that say nothing or do not read."""
         with self.daemon() as daemon:
@@ -288,7 +335,9 @@ class TestDaemon(Command):
             for text, status in [(b"\x00\xff\r\n\r\n", 400), (b"GET / HTTP/9\r\n\r\n", 400), (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 431),
                                  (head + b"Content-Length: 70000\r\n\r\n", 413), (head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
                                  (head + b"Content-Length: x\r\n\r\n", 400), (head.replace(b"application/json", b"text/plain") + b"Content-Length: 2\r\n\r\n{}", 415)]:
-                expect(raw(text).startswith(f"HTTP/1.1 {status} "), f"{text[:80]}: {raw(text)[:200]}, not {status}")
+                answer = raw(text)
+                expect(answer.startswith(f"HTTP/1.1 {status} "), f"{text[:80]}: {answer[:200]}, not {status}")
+                expect("\r\nContent-Type: application/json\r\n" in answer and set(json.loads(answer.split("\r\n\r\n", 1)[1])) == {"error"}, f"{text[:80]}: {answer[-300:]}")
             fixed = {"level": "fixed", "memory": "64M"}
             for method, target, body, status, part in [
                 ("GET", "/v1/", None, 404, "there is nothing at /v1/"), ("PUT", "/v1/vms", None, 405, "use GET or POST"), ("GET", "/v1/vms/1", None, 404, "process 1"),
@@ -297,6 +346,8 @@ class TestDaemon(Command):
                 ("POST", "/v1/vms", {"command": ["--memory"], "service": fixed}, 400, "command[0] is \"--memory\""),
                 ("POST", "/v1/vms", {"command": ["qemu"], "service": {"level": "fixed", "memory": "x"}}, 400, "service.memory: invalid size \"x\""),
                 ("POST", "/v1/vms", {"command": ["qemu"], "service": {"level": "gold"}}, 400, "gold"),
+                ("POST", "/v1/vms", {"command": ["qemu"], "service": fixed, "swap": ["dir:x"]}, 400, "swap[0] is \"dir:x\", a relative path"),
+                ("POST", "/v1/vms", {"command": ["qemu", "-daemonize"], "service": fixed}, 400, "command[1] is \"-daemonize\": leave it out"),
                 ("POST", "/v1/vms", {"command": ["/no/such/qemu"], "service": fixed}, 400, "'/no/such/qemu' was not found"),
                 ("POST", "/v1/vms", {"command": ["qemu"], "service": {"level": "fixed", "memory": "1M"}}, 400, "1M"),
             ]:
@@ -312,6 +363,24 @@ class TestDaemon(Command):
                     daemon.ask("GET", "/v1/vms")
                 took = time.monotonic() - began
         return f"5 answers in {took:.1f} s beside {CROWD} others"
+
+    def test_few_descriptors(self):
+        """Clients at the port who say nothing, and have no token, do not take the descriptors that others need."""
+        limits = (64, 64)
+        path = os.path.join(self.folder("few", 0o777), "socket")
+        argv = [self.farshore, "daemon", "--listen", f"unix:{path}", "--listen", "127.0.0.1:0", "--token-file", self.token(user=None)]
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)) as process:
+            try:
+                port = int([process.stderr.readline() for _ in range(2)][1].decode().rsplit(":", 1)[1].strip("/\n"))
+                with contextlib.ExitStack() as stack:
+                    for _ in range(CROWD):
+                        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    for _ in range(20):
+                        expect(Daemon(process, path).raw("GET", "/v1/vms")[0] == 200, "it does not answer")
+                expect(process.poll() is None, f"it has ended: {process.poll()}")
+            finally:
+                process.kill()
+        return f"20 answers beside {CROWD} others, with {limits[0]} descriptors"
 
     # ------------------------------------------------------------------------------------------ a port
 
@@ -351,6 +420,16 @@ class TestDaemon(Command):
                     expect(isinstance(Daemon(process, path).ask("GET", "/v1/vms"), list), "it does not answer")
                     process.send_signal(signal.SIGTERM)
                     expect(process.wait(PATIENCE) == 143 and os.path.exists(path), f"SIGTERM: {process.returncode}")
+                finally:
+                    process.kill()
+            # A port besides, as the guide has it for a unit of systemd's.
+            more = [*argv[:2], argv[2] + ' --listen 127.0.0.1:0 --token-file "$1"', *argv[3:], self.token(user=None)]
+            with subprocess.Popen(more, stdin=listener.fileno(), stderr=subprocess.PIPE, cwd="/") as process:
+                try:
+                    said = [process.stderr.readline().decode().strip() for _ in range(2)]
+                    expect(said[0].endswith(f" unix:{path}") and " http://127.0.0.1:" in said[1], f"it says {said}")
+                    expect(Daemon(process, path).raw("GET", "/v1/vms")[0] == 200, "it does not answer at the socket")
+                    expect(Daemon(process, said[1].split("//")[1].rstrip("/")).raw("GET", "/v1/vms")[0] == 401, "it does not answer at the port")
                 finally:
                     process.kill()
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
@@ -537,6 +616,14 @@ class TestDaemon(Command):
             try:
                 row = f"document.querySelector('#vms tr[data-pid=\"{pid}\"]').innerText"
                 until("its row has numbers", lambda: re.search(r"fixed\s+24\.0 MiB\s.*running", seen(row)))
+                # What is pressed when new numbers come is there when the finger is lifted.
+                browser.script("window.pressed = document.querySelector(`#vms tr[data-pid='${arguments[0]}']`);", pid)
+                before = seen("document.getElementById('host').textContent")
+                until("new numbers have come", lambda: seen("document.getElementById('host').textContent") != before)
+                expect(seen("window.pressed.isConnected"), "a row is another one with each look")
+                # A token in the address of the page that is open goes from there, too.
+                browser.script("location.hash = 'token=' + arguments[0];", TOKEN)
+                until("it is taken", lambda: seen("location.hash") == "")
                 # Watched.
                 until("lines are drawn", lambda: seen("[...document.querySelectorAll('svg')].map((it) => it.querySelectorAll('polyline').length).join()") == "3,2")
                 ink = """const heat = document.getElementById('heat'); const image = heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data;

@@ -222,8 +222,19 @@ impl Client {
     }
 }
 
+/// What is said of a process that does not answer.
 fn silent(pid: u32) -> Refusal {
-    Refusal::failed(format!("process {pid} did not answer within {} seconds: is it stopped?", ANSWER_TIMEOUT.as_secs()))
+    Refusal::failed(format!("process {pid}{}", silence()))
+}
+
+fn silence() -> String {
+    format!(" did not answer within {} seconds: is it stopped?", ANSWER_TIMEOUT.as_secs())
+}
+
+/// Whether a process was asked and has not answered; else it has refused, or cannot be asked.
+#[must_use]
+pub fn is_silence(refusal: &Refusal) -> bool {
+    refusal.text.ends_with(&silence())
 }
 
 /// The next transfer ends at `until`, at the latest.
@@ -343,6 +354,11 @@ mod tests {
     fn the_names_users_come_from_proc() {
         assert_eq!(users_in("Name:\tx\nUid:\t1000\t1000\t33\t1000\nGid:\t5\t5\t5\t5\n"), BTreeSet::from([0, 33, 1000]));
         assert_eq!(users_in(""), BTreeSet::from([0]));
+    }
+
+    #[test]
+    fn silence_is_not_taken_for_a_refusal() {
+        assert!(is_silence(&silent(7)) && !is_silence(&Refusal::failed("process 7: no such setting")));
     }
 
     #[test]

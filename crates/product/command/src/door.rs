@@ -6,7 +6,7 @@
 //!                   one is closed
 //! ```
 //!
-//! 1. Who has not sent a whole request costs a descriptor and no thread. At most [`WAITING`] wait; one more closes the one that has waited longest. So whoever sends its
+//! 1. Who has not sent a whole request costs a descriptor and no thread. At most [`WAITING`] wait, or an eighth of the descriptors that may be had; one more closes the one that has waited longest. So whoever sends its
 //!    request is served, however many others are there and say nothing.
 //! 2. At most [`WORKERS`] requests are served at a time, and [`QUEUE`] wait for that. While some wait, a client that has been taking its answer for longer than [`SLOW`]
 //!    is cut off.
@@ -118,11 +118,15 @@ impl AsFd for Stream {
 }
 
 /// What a server does.
-type Server = dyn Fn(&Request) -> Answer + Send + Sync;
+struct Server {
+    answer: Box<dyn Fn(&Request) -> Answer + Send + Sync>,
+    /// What it says to who sends no request, or comes when there are too many.
+    wrong: fn(u16) -> Answer,
+}
 
 /// A client that has not sent a whole request.
 struct Client {
-    stream: Stream,
+    stream: Arc<Stream>,
     peer: Peer,
     since: Instant,
     text: Vec<u8>,
@@ -164,14 +168,15 @@ impl Listener {
 
     /// Answers until the process ends: with what `page` gives for `/metrics`, of this type.
     pub fn serve_metrics(&self, kind: &'static str, page: impl Fn() -> String + Send + Sync + 'static) {
-        self.serve(move |request| http::metrics(request, kind, &page));
+        self.serve(Answer::wrong, move |request| http::metrics(request, kind, &page));
     }
 
-    /// Answers until the process ends, with what `server` gives.
-    pub fn serve(&self, server: impl Fn(&Request) -> Answer + Send + Sync + 'static) {
-        let server: Arc<Server> = Arc::new(server);
+    /// Answers until the process ends: with what `answer` gives, and with what `wrong` gives for a status where there is no request that could be answered.
+    pub fn serve(&self, wrong: fn(u16) -> Answer, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) {
+        let server = Arc::new(Server { answer: Box::new(answer), wrong });
         let shared = Shared::default();
         let mut waiting: VecDeque<Client> = VecDeque::new();
+        let most = most(rustix::process::getrlimit(rustix::process::Resource::Nofile).current);
         // Another process may take a connection that poll has told of.
         while self.set_nonblocking().is_err() {
             std::thread::sleep(Duration::from_millis(100));
@@ -187,7 +192,7 @@ impl Listener {
                 waiting.pop_front();
             }
             if ready.first() == Some(&true) {
-                self.take(&mut waiting);
+                self.take(&mut waiting, most);
             }
         }
     }
@@ -195,7 +200,7 @@ impl Listener {
     /// Waits until somebody connects, says something, or has waited too long. The listener comes first, then those who wait.
     fn ready(&self, waiting: &VecDeque<Client>, is_busy: bool) -> Vec<bool> {
         let listener = PollFd::new(self, PollFlags::IN);
-        let clients = waiting.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
+        let clients = waiting.iter().map(|client| PollFd::new(&*client.stream, PollFlags::IN));
         let mut polled: Vec<PollFd<'_>> = std::iter::once(listener).chain(clients).collect();
         let left = waiting.front().map(|client| PATIENCE.saturating_sub(client.since.elapsed()));
         let left = if is_busy { Some(left.map_or(LOOK, |left| left.min(LOOK))) } else { left };
@@ -213,7 +218,7 @@ impl Listener {
     }
 
     /// Takes those who have connected.
-    fn take(&self, waiting: &mut VecDeque<Client>) {
+    fn take(&self, waiting: &mut VecDeque<Client>, most: usize) {
         for _ in 0..AT_ONCE {
             let stream = match self.accept() {
                 Ok(stream) => stream,
@@ -230,13 +235,19 @@ impl Listener {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if waiting.len() >= WAITING {
+            if waiting.len() >= most {
                 waiting.pop_front();
             }
             let peer = stream.peer();
-            waiting.push_back(Client { stream, peer, since: Instant::now(), text: Vec::new() });
+            waiting.push_back(Client { stream: Arc::new(stream), peer, since: Instant::now(), text: Vec::new() });
         }
     }
+}
+
+/// How many may wait where this process may have so many descriptors; none: as many as it wants. Who says nothing has an eighth of them at a door, so that there are some for
+/// other doors, and for the server's own work.
+fn most(descriptors: Option<u64>) -> usize {
+    descriptors.and_then(|all| usize::try_from(all / 8).ok()).map_or(WAITING, |some| some.clamp(1, WAITING))
 }
 
 /// Reads what a client has sent. Whether it goes on waiting at the door; else its stream went to a worker, or is to be closed.
@@ -253,31 +264,23 @@ fn stays(client: &mut Client, shared: &Shared, server: &Arc<Server>) -> bool {
         match http::read(&client.text, client.peer) {
             Read::Part => {}
             Read::Whole(request, with_body) => {
-                let Ok(stream) = handed_on(&client.stream) else { return false };
-                give(shared, server, Job { stream: Arc::new(stream), request, with_body });
+                // The worker may wait for it. It is the same descriptor, and not one more, which might not be had.
+                if client.stream.set_nonblocking(false).is_ok() {
+                    give(shared, server, Job { stream: client.stream.clone(), request, with_body });
+                }
                 return false;
             }
             Read::Wrong(status) => {
-                refuse(&client.stream, status);
+                refuse(&client.stream, &(server.wrong)(status));
                 return false;
             }
         }
     }
 }
 
-/// The same connection for a worker, which may wait for it.
-fn handed_on(stream: &Stream) -> std::io::Result<Stream> {
-    let stream = match stream {
-        Stream::Tcp(stream) => Stream::Tcp(stream.try_clone()?),
-        Stream::Unix(stream) => Stream::Unix(stream.try_clone()?),
-    };
-    stream.set_nonblocking(false)?;
-    Ok(stream)
-}
-
 /// Says no, if the line has room for it.
-fn refuse(stream: &Stream, status: u16) {
-    let bytes = Answer::wrong(status).to_bytes(true);
+fn refuse(stream: &Stream, answer: &Answer) {
+    let bytes = answer.to_bytes(true);
     let _ = match stream {
         Stream::Tcp(stream) => (&*stream).write(&bytes),
         Stream::Unix(stream) => (&*stream).write(&bytes),
@@ -297,7 +300,7 @@ fn give(shared: &Shared, server: &Arc<Server>, job: Job) {
     let mut work = locked(shared);
     if work.queue.len() >= QUEUE {
         let _ = job.stream.set_nonblocking(true);
-        return refuse(&job.stream, 503);
+        return refuse(&job.stream, &(server.wrong)(503));
     }
     work.queue.push_back(job);
     if work.workers >= WORKERS {
@@ -307,7 +310,7 @@ fn give(shared: &Shared, server: &Arc<Server>, job: Job) {
     drop(work);
     let (theirs, its) = (shared.clone(), server.clone());
     // No thread or no memory is left: the requests wait for a worker that there is; if there is none, they are dropped, and the next may be served.
-    if std::thread::Builder::new().spawn(move || labour(&theirs, &*its)).is_err() {
+    if std::thread::Builder::new().spawn(move || labour(&theirs, &its)).is_err() {
         let mut work = locked(shared);
         work.workers -= 1;
         if work.workers == 0 {
@@ -335,7 +338,7 @@ fn labour(shared: &Mutex<Work>, server: &Server) {
             return;
         };
         drop(work);
-        let bytes = server(&job.request).to_bytes(job.with_body);
+        let bytes = (server.answer)(&job.request).to_bytes(job.with_body);
         let began = Instant::now();
         locked(shared).sending.push((began, job.stream.clone()));
         // One that goes away in the middle has what it wanted.
@@ -355,7 +358,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("farshore-door-{}-{name}", std::process::id()));
         let listener = Listener::at(&Address::Unix(path.clone())).expect("nobody listens there");
         std::thread::spawn(move || {
-            listener.serve(move |request| Answer::new(200, http::PLAIN, vec![b'x'; bytes + request.body.len()]))
+            listener.serve(Answer::wrong, move |request| Answer::new(200, http::PLAIN, vec![b'x'; bytes + request.body.len()]))
         });
         path
     }
@@ -401,6 +404,11 @@ mod tests {
         assert!(asked(&path).len() > 4 << 20);
         drop(deaf);
         std::fs::remove_file(path).expect("it is there");
+    }
+
+    #[test]
+    fn who_waits_leaves_descriptors_for_others() {
+        assert_eq!([None, Some(1 << 20), Some(1024), Some(64), Some(0)].map(most), [WAITING, WAITING, 128, 8, 1]);
     }
 
     #[test]

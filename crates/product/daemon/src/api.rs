@@ -8,7 +8,6 @@ use farshore_client::Client;
 use farshore_client::programs;
 use farshore_command::http::{Answer, PLAIN, Request};
 use farshore_command::refusal::Refusal;
-use farshore_command::swap;
 use farshore_config::SwapSpec;
 use farshore_config::stats::Stats;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -16,7 +15,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::created::{Created, No};
+use crate::created::{Created, No, has_relative_path};
 use crate::guard::Guard;
 use crate::heat::Heats;
 use crate::shapes::{Change, Create, Heat, History, Host, Kind, Made, Output, Problem, Set, State, Told, Vm};
@@ -242,22 +241,17 @@ impl Api {
     /// Answers a request.
     pub fn answer(&self, request: &Request) -> Answer {
         let page = PAGE.iter().find(|(path, ..)| *path == request.path && request.method == "GET");
-        let mut answer = match self.guard.admit(request, page.is_some()) {
+        let mut answer = guarded(match self.guard.admit(request, page.is_some()) {
             Err(no) => problem(no),
             Ok(()) => match page {
                 Some((_, kind, text)) => Answer::new(200, kind, *text),
                 None => self.act(request).unwrap_or_else(problem),
             },
-        };
-        answer.headers.extend([
-            ("Cache-Control", "no-store".into()),
-            ("Content-Security-Policy", POLICY.into()),
-            ("X-Content-Type-Options", "nosniff".into()),
-            ("Referrer-Policy", "no-referrer".into()),
-            ("Cross-Origin-Resource-Policy", "same-origin".into()),
-        ]);
-        if answer.status == 401 {
-            answer.headers.push(("WWW-Authenticate", "Bearer".into()));
+        });
+        match answer.status {
+            401 => answer.headers.push(("WWW-Authenticate", "Bearer".into())),
+            405 => answer.headers.push(("Allow", allowed(&request.path))),
+            _ => {}
         }
         answer
     }
@@ -310,7 +304,12 @@ impl Api {
         if seen.vm.state == State::Silent {
             return Err((504, format!("process {pid}: {}", seen.vm.why.unwrap_or_default())));
         }
-        Client::connect(seen.answers).map_err(refused)
+        // Its number may have come again since the look: before, so that no other is woken; and after, so that no other is asked.
+        if !seen.is_there() {
+            return Err(unknown(pid));
+        }
+        let client = Client::connect(seen.answers).map_err(refused)?;
+        seen.is_there().then_some(client).ok_or_else(|| unknown(pid))
     }
 
     fn create(&self, asked: &Asked<'_>) -> Result<Answer, No> {
@@ -362,14 +361,8 @@ impl Api {
         if key.is_empty() || value.is_empty() {
             return Err((400, format!("{key:?}={value:?} is no setting: write a key and a value, such as memory and 512M")));
         }
-        if matches!(key.as_str(), "swap+" | "swap-")
-            && let Ok(spec) = value.parse::<SwapSpec>()
-        {
-            // A path that is meant from where the one stands who asks, and this daemon stands elsewhere.
-            let meant = swap::absolute(spec.clone()).map_err(|refusal| (400, refusal.text))?;
-            if meant != spec {
-                return Err((400, format!("{key}={value} has a relative path: give an absolute one")));
-            }
+        if matches!(key.as_str(), "swap+" | "swap-") && value.parse::<SwapSpec>().is_ok_and(|spec| has_relative_path(&spec)) {
+            return Err((400, format!("{key}={value} has a relative path: give an absolute one")));
         }
         let change = self.client(asked.pid)?.set(&key, &value).map_err(refused)?;
         Ok(json(200, &Made { change }))
@@ -380,17 +373,48 @@ fn unknown(pid: u32) -> No {
     (404, format!("process {pid} is not known here: it does not run under Farshore, has ended, or is another user's"))
 }
 
-/// What a program, or its socket, has answered.
+/// What a program, or its socket, has answered; or that it has not.
 fn refused(refusal: Refusal) -> No {
-    (409, farshore_config::plain(&refusal.text))
+    let status = if farshore_client::client::is_silence(&refusal) { 504 } else { 409 };
+    (status, farshore_config::plain(&refusal.text))
 }
 
 fn problem((status, error): No) -> Answer {
-    let mut answer = json(status, &Problem { error: farshore_config::plain(&error) });
-    if status == 405 {
-        answer.headers.push(("Allow", "GET, HEAD, POST, DELETE".into()));
-    }
+    json(status, &Problem { error: farshore_config::plain(&error) })
+}
+
+/// An answer with what keeps browsers from doing more with it than they should.
+fn guarded(mut answer: Answer) -> Answer {
+    answer.headers.extend([
+        ("Cache-Control", "no-store".into()),
+        ("Content-Security-Policy", POLICY.into()),
+        ("X-Content-Type-Options", "nosniff".into()),
+        ("Referrer-Policy", "no-referrer".into()),
+        ("Cross-Origin-Resource-Policy", "same-origin".into()),
+    ]);
     answer
+}
+
+/// What is answered where there is no request that could be: in the form of all other answers.
+pub fn wrong(status: u16) -> Answer {
+    let why = match status {
+        413 => "the body is too long: send 64 KiB at most",
+        431 => "the request's head is too long: send 8 KiB at most",
+        501 => "a body in chunks is not served: send its length, as Content-Length",
+        503 => "too many requests wait: come again in a second",
+        _ => "this is no request of HTTP/1.1: send a method, a path, and one Content-Length if there is a body",
+    };
+    guarded(problem((status, why.into())))
+}
+
+/// What may be done at a path.
+fn allowed(path: &str) -> String {
+    let mut methods: Vec<&str> =
+        ROUTES.iter().filter(|route| numbers(route.path, path).is_some()).map(|route| route.method).collect();
+    if methods.contains(&"GET") {
+        methods.push("HEAD");
+    }
+    methods.join(", ")
 }
 
 fn json(status: u16, it: &impl Serialize) -> Answer {
@@ -469,6 +493,20 @@ mod tests {
             let (status, text) = asked("GET", path, "");
             assert!(status == 200 && text.contains(part), "{path}");
         }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_in_the_same_form() {
+        for (status, part) in [(400, "no request"), (413, "64 KiB"), (431, "8 KiB"), (501, "Content-Length"), (503, "come again")]
+        {
+            let answer = wrong(status);
+            let told: serde_json::Value = serde_json::from_slice(&answer.body).expect("it is JSON");
+            assert!(
+                (answer.status, answer.kind) == (status, JSON) && told["error"].as_str().is_some_and(|why| why.contains(part))
+            );
+            assert!(answer.headers.iter().any(|(name, _)| *name == "Content-Security-Policy"));
+        }
+        assert_eq!((allowed("/v1/vms").as_str(), allowed("/v1/vms/7/set").as_str()), ("GET, POST, HEAD", "POST"));
     }
 
     #[test]

@@ -9,12 +9,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farshore_client::programs;
 use farshore_client::vms::name_in;
-use farshore_config::{Budget, Size, Slowdown, SwapSpec};
+use farshore_config::{Budget, NbdServer, Size, Slowdown, SwapSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
@@ -55,6 +56,8 @@ pub struct One {
     process: OwnedFd,
     output: File,
     ended: Mutex<Option<(Instant, ExitStatus)>>,
+    /// Its memory was managed at some look.
+    was_managed: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -86,7 +89,15 @@ impl Created {
         let line: Vec<&str> = create.command.iter().map(String::as_str).collect();
         let name = name_in(&line).unwrap_or_else(|| line[0].rsplit('/').next().unwrap_or_default());
         let started = programs::started(pid).unwrap_or(0);
-        let one = Arc::new(One { pid, started, name: farshore_config::plain(name), process, output, ended: Mutex::new(None) });
+        let one = Arc::new(One {
+            pid,
+            started,
+            name: farshore_config::plain(name),
+            process,
+            output,
+            ended: Mutex::new(None),
+            was_managed: AtomicBool::new(false),
+        });
         list.push(one.clone());
         drop(list);
         let its = one.clone();
@@ -127,7 +138,10 @@ impl Created {
         });
         for one in list.iter() {
             match vms.iter_mut().find(|vm| vm.pid == one.pid && vm.started == one.started) {
-                Some(vm) => vm.created = true,
+                Some(vm) => {
+                    vm.created = true;
+                    one.was_managed.store(true, Ordering::Relaxed);
+                }
                 None => vms.push(one.told()),
             }
         }
@@ -171,15 +185,21 @@ impl One {
 
     /// What is told of one that is not among those that were looked at.
     fn told(&self) -> Vm {
-        let ended = self.ended();
+        let (state, why) = match self.ended() {
+            Some(status) => (State::Ended, how(status)),
+            None if self.was_managed.load(Ordering::Relaxed) => {
+                (State::Silent, "its manager has ended: see what it has written".into())
+            }
+            None => (State::Starting, "its memory is not managed yet".into()),
+        };
         Vm {
             pid: self.pid,
             started: self.started,
             name: self.name.clone(),
             kind: Kind::Vm,
             manager: None,
-            state: if ended.is_some() { State::Ended } else { State::Starting },
-            why: Some(ended.map_or_else(|| "its memory is not managed yet".into(), how)),
+            state,
+            why: Some(why),
             created: true,
             level: None,
             limit_bytes: None,
@@ -273,11 +293,18 @@ fn words(create: &Create) -> Result<Vec<String>, String> {
     if let Some(at) = create.command.iter().position(|word| word.len() > WORDS.1 || word.contains('\0')) {
         return Err(format!("command[{at}] is longer than {} bytes, or has a zero byte: leave it out", WORDS.1));
     }
+    // Its first process would end at once, and with it what is known of it here: its number, its end, and by which process it is told to end.
+    if let Some(at) = create.command.iter().position(|word| matches!(word.as_str(), "-daemonize" | "--daemonize")) {
+        return Err(format!("command[{at}] is {:?}: leave it out, it goes on without a terminal anyway", create.command[at]));
+    }
     let mut words = vec!["vm".into(), "run".into()];
     words.extend(service(&create.service)?);
     for (at, spec) in create.swap.iter().enumerate() {
         let parsed: SwapSpec = spec.parse().map_err(|why| format!("swap[{at}]: {why}"))?;
         parsed.check_supported().map_err(|why| format!("swap[{at}]: {why}"))?;
+        if has_relative_path(&parsed) {
+            return Err(format!("swap[{at}] is {spec:?}, a relative path: give an absolute one"));
+        }
         words.extend(["--swap".into(), spec.clone()]);
     }
     if create.encrypt {
@@ -286,6 +313,17 @@ fn words(create: &Create) -> Result<Vec<String>, String> {
     words.push("--".into());
     words.extend(create.command.iter().cloned());
     Ok(words)
+}
+
+/// Whether a swap space has a path that is meant from where the one stands who asks: this daemon stands elsewhere.
+pub fn has_relative_path(spec: &SwapSpec) -> bool {
+    let is_relative = |path: &Path| path.is_relative();
+    match spec {
+        SwapSpec::Dir(path) | SwapSpec::File { path, .. } | SwapSpec::Dev { path, .. } => is_relative(path),
+        SwapSpec::Nbd(export) => matches!(&export.server, NbdServer::Unix(path) if is_relative(path)),
+        SwapSpec::Mirror(copies) => copies.iter().any(has_relative_path),
+        _ => false,
+    }
 }
 
 /// The options that a service level is.
@@ -384,6 +422,15 @@ mod tests {
                 words(&Create { swap: vec!["tape:/x".into()], ..create(fixed(), &["qemu"]) }).expect_err("no swap"),
                 "swap[0]: invalid swap space \"tape:/x\"",
             ),
+            (
+                words(&Create { swap: vec!["dir:/x".into(), "dir:x".into()], ..create(fixed(), &["qemu"]) })
+                    .expect_err("relative"),
+                "swap[1] is \"dir:x\", a relative path",
+            ),
+            (
+                words(&create(fixed(), &["qemu", "-daemonize"])).expect_err("a daemon"),
+                "command[1] is \"-daemonize\": leave it out",
+            ),
         ] {
             assert!(why.contains(part) && !why.contains('\n'), "{why}");
         }
@@ -416,11 +463,22 @@ mod tests {
         (&output).write_all(b"the end\n").expect("there is room");
         let pid = Pid::from_raw(std::process::id() as i32).expect("it has one");
         let process = pidfd_open(pid, PidfdFlags::empty()).expect("it is there");
-        let one = One { pid: 1, started: 1, name: "x".into(), process, output, ended: Mutex::new(None) };
+        let one = One {
+            pid: 1,
+            started: 1,
+            name: "x".into(),
+            process,
+            output,
+            ended: Mutex::new(None),
+            was_managed: AtomicBool::new(false),
+        };
         let blocks = || one.output.metadata().expect("it is open").blocks() * 512;
         let before = blocks();
         one.trim();
         assert!(before > WRITTEN && blocks() < WRITTEN, "{before} to {}", blocks());
+        assert_eq!(one.told().state, State::Starting);
+        one.was_managed.store(true, Ordering::Relaxed);
+        assert_eq!(one.told().state, State::Silent, "its manager has ended");
         let output = one.output();
         assert!(output.text.ends_with("x\nthe end\n") && output.text.len() as u64 == TAIL && output.ended.is_none());
     }

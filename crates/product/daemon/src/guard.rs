@@ -68,7 +68,7 @@ impl Guard {
     fn is_ours(&self, host: &str) -> bool {
         // `[::1]:9280`, `localhost:9280`, or without a port.
         let name = match host.strip_prefix('[') {
-            Some(rest) => rest.split(']').next(),
+            Some(rest) => rest.split_once(']').filter(|(_, port)| port.is_empty() || port.starts_with(':')).map(|(name, _)| name),
             None => host.split(':').next(),
         };
         let name = name.unwrap_or_default().to_ascii_lowercase();
@@ -143,6 +143,7 @@ mod tests {
             ("box.example:9280", 200),
             ("evil.example:9280", 421),
             ("localhost.evil.example", 421),
+            ("[::1]evil.example", 421),
             ("127.0.0.1.evil.example", 421),
             ("", 421),
         ] {

@@ -11,7 +11,7 @@ use farshore_command::token::Tokens;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::api::Api;
+use crate::api::{self, Api};
 use crate::args::DaemonArgs;
 use crate::guard::Guard;
 use crate::watch;
@@ -85,7 +85,7 @@ fn begin(api: &Arc<Api>, listeners: &[Arc<Listener>]) -> Result<(), Refusal> {
     start("daemon-look", Box::new(move || watch::look(&watched)))?;
     for listener in listeners {
         let (listener, api) = (listener.clone(), api.clone());
-        start("daemon-door", Box::new(move || listener.serve(move |request| api.answer(request))))?;
+        start("daemon-door", Box::new(move || listener.serve(api::wrong, move |request| api.answer(request))))?;
     }
     Ok(())
 }

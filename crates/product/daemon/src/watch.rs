@@ -47,6 +47,13 @@ struct Inner {
     history: BTreeMap<Key, VecDeque<(Instant, Sample)>>,
 }
 
+impl Seen {
+    /// Whether the process that answers is still the one that was seen, and no other of its number.
+    pub fn is_there(&self) -> bool {
+        programs::started(self.answers) == Some(self.key.1)
+    }
+}
+
 impl Watch {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -242,6 +249,16 @@ mod tests {
         watch.take(vec![row(8, 5)], vm(8, 5), |_| Some(6), now + Duration::from_secs(1));
         let all = watch.all();
         assert_eq!(all.iter().map(|vm| (vm.pid, vm.started, vm.manager)).collect::<Vec<_>>(), [(8, 5, Some(8))]);
+    }
+
+    #[test]
+    fn another_process_of_its_number_is_not_it() {
+        let (watch, own) = (Watch::default(), std::process::id());
+        let started = programs::started(own).expect("it runs");
+        for (started, is_there) in [(started, true), (started - 1, false)] {
+            watch.take(vec![row(own, started)], |_| None, |_| None, Instant::now());
+            assert_eq!(watch.one(own).map(|seen| seen.is_there()), Some(is_there));
+        }
     }
 
     #[test]
