@@ -202,7 +202,7 @@ mod tests {
     fn of_several_that_start_one_listens() {
         let path = std::env::temp_dir().join(format!("farshore-listen-{}-several", std::process::id()));
         let at = Address::Unix(path.clone());
-        for _ in 0..50 {
+        for _ in 0..500 {
             // Left behind: it is dropped, and its file stays.
             drop(UnixListener::bind(&path).expect("it is free"));
             let start = std::sync::Barrier::new(4);
