@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import harness
@@ -363,6 +364,31 @@ class TestDaemon(Command):
                     daemon.ask("GET", "/v1/vms")
                 took = time.monotonic() - began
         return f"5 answers in {took:.1f} s beside {CROWD} others"
+
+    def test_many_starts(self):
+        """Those that start many virtual machines, and wait for them, keep nobody else waiting. (A start is waited for three seconds here, since no guest's memory is handed over.)"""
+        idle = os.path.join(self.bin, "idle")
+        pathlib.Path(idle).write_text("#!/bin/sh\nexec sleep 600\n", encoding="ascii")
+        os.chmod(idle, 0o755)
+        create = {"command": [idle, "-m", "64M"], "service": {"level": "fixed", "memory": "64M"}}
+        with self.daemon(user=None) as daemon:
+            pids = []
+            threads = [threading.Thread(target=lambda: pids.append(daemon.ask("POST", "/v1/vms", create, 201)["pid"])) for _ in range(20)]
+            try:
+                for thread in threads:
+                    thread.start()
+                time.sleep(0.5)
+                began = time.monotonic()
+                daemon.ask("GET", "/v1/vms")
+                took = time.monotonic() - began
+            finally:
+                for thread in threads:
+                    thread.join()
+                for pid in pids:
+                    daemon.ask("DELETE", f"/v1/vms/{pid}?force=1", None, 202)
+            expect(len(pids) == 20, f"{len(pids)} were started")
+            expect(took < 1.5, f"an answer took {took:.1f} s")
+        return f"an answer in {took:.2f} s beside 20 starts"
 
     def test_few_descriptors(self):
         """Clients at the port who say nothing, and have no token, do not take the descriptors that others need."""

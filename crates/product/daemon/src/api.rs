@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use farshore_client::Client;
@@ -15,7 +16,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::created::{Created, No, has_relative_path};
+use crate::created::{Created, No, PATIENCE, has_relative_path};
 use crate::guard::Guard;
 use crate::heat::Heats;
 use crate::shapes::{Change, Create, Heat, History, Host, Kind, Made, Output, Problem, Set, State, Told, Vm};
@@ -33,6 +34,18 @@ const PAGE: [(&str, &str, &str); 3] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("../page/page.css")),
 ];
 
+/// Requests that wait for a program at a time: fewer than a door has workers, so that the others, which are answered at once, wait for none of them.
+const WAITING: usize = 12;
+
+/// One of them.
+struct Turn<'w>(&'w AtomicUsize);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// All that requests need.
 #[derive(Debug)]
 pub struct Api {
@@ -43,6 +56,8 @@ pub struct Api {
     pub watch: Arc<Watch>,
     heats: Heats,
     created: Created,
+    /// Requests that wait for a program.
+    waiting: AtomicUsize,
 }
 
 /// A request that has found its way.
@@ -212,8 +227,7 @@ pub const ROUTES: [Route; 12] = [
         answer: Some(shape::<Change>),
         query: None,
         act: |api, asked| {
-            let mut client = api.client(asked.pid)?;
-            let left = client.change(asked.id).map_err(refused)?;
+            let left = api.at_client(asked.pid, |client| client.change(asked.id))?;
             Ok(json(200, &Change { done: left.is_none(), percent: left.unwrap_or(100) }))
         },
     },
@@ -235,7 +249,14 @@ pub const ROUTES: [Route; 12] = [
 impl Api {
     /// All that requests need, with what is found from now on.
     pub fn new(guard: Guard, farshore: PathBuf) -> Api {
-        Api { guard, farshore, watch: Arc::default(), heats: Heats::default(), created: Created::default() }
+        Api {
+            guard,
+            farshore,
+            watch: Arc::default(),
+            heats: Heats::default(),
+            created: Created::default(),
+            waiting: AtomicUsize::new(0),
+        }
     }
 
     /// Answers a request.
@@ -298,6 +319,20 @@ impl Api {
         })
     }
 
+    /// The right to wait for a program, if not too many do.
+    fn turn(&self) -> Option<Turn<'_>> {
+        let turn = (self.waiting.fetch_add(1, Ordering::Relaxed) < WAITING, Turn(&self.waiting));
+        turn.0.then_some(turn.1)
+    }
+
+    /// Does something at its control socket.
+    fn at_client<T>(&self, pid: u32, act: impl FnOnce(&mut Client) -> Result<T, Refusal>) -> Result<T, No> {
+        let Some(_turn) = self.turn() else {
+            return Err((503, format!("{WAITING} requests wait for programs already: come again when they answer")));
+        };
+        act(&mut self.client(pid)?).map_err(refused)
+    }
+
     /// Its control socket.
     fn client(&self, pid: u32) -> Result<Client, No> {
         let seen = self.seen(pid)?;
@@ -313,7 +348,12 @@ impl Api {
     }
 
     fn create(&self, asked: &Asked<'_>) -> Result<Answer, No> {
-        let one = self.created.start(&self.farshore, &body::<Create>(asked.request)?, &|pid| self.watch.one(pid).is_some())?;
+        // Where too many wait, it is told as starting.
+        let turn = self.turn();
+        let patience = if turn.is_some() { PATIENCE } else { Duration::ZERO };
+        let is_managed = |pid| self.watch.one(pid).is_some();
+        let one = self.created.start(&self.farshore, &body::<Create>(asked.request)?, patience, &is_managed)?;
+        drop(turn);
         // Where it is managed already, its numbers come with the next look.
         let vm = self.vm(one.pid)?;
         Ok(json(201, &vm))
@@ -364,7 +404,7 @@ impl Api {
         if matches!(key.as_str(), "swap+" | "swap-") && value.parse::<SwapSpec>().is_ok_and(|spec| has_relative_path(&spec)) {
             return Err((400, format!("{key}={value} has a relative path: give an absolute one")));
         }
-        let change = self.client(asked.pid)?.set(&key, &value).map_err(refused)?;
+        let change = self.at_client(asked.pid, |client| client.set(&key, &value))?;
         Ok(json(200, &Made { change }))
     }
 }
@@ -493,6 +533,15 @@ mod tests {
             let (status, text) = asked("GET", path, "");
             assert!(status == 200 && text.contains(part), "{path}");
         }
+    }
+
+    #[test]
+    fn so_many_wait_and_no_more() {
+        let api = api();
+        let turns: Vec<_> = (0..WAITING).map(|_| api.turn()).collect();
+        assert!(turns.iter().all(Option::is_some) && api.turn().is_none() && api.turn().is_none());
+        drop(turns);
+        assert!(api.turn().is_some());
     }
 
     #[test]

@@ -29,7 +29,7 @@ const ENDED: (usize, Duration) = (64, Duration::from_secs(600));
 /// The most words of a command, and bytes of one.
 const WORDS: (usize, usize) = (1024, 4096);
 /// How long it is waited for that the memory of one is managed, or it fails.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 /// What is told of what one has written.
 const TAIL: u64 = 8 << 10;
 /// When more than this lies on the disk, all but some of it is thrown away.
@@ -65,11 +65,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Created {
-    /// Starts one. Its memory is managed, as `is_managed` says, or it has failed, or some seconds have passed.
+    /// Starts one. Its memory is managed, as `is_managed` says, or it has failed, or this time has passed.
     ///
     /// # Errors
     /// What is wrong with the request, or why it cannot be started.
-    pub fn start(&self, farshore: &Path, create: &Create, is_managed: &dyn Fn(u32) -> bool) -> Result<Arc<One>, No> {
+    pub fn start(
+        &self,
+        farshore: &Path,
+        create: &Create,
+        patience: Duration,
+        is_managed: &dyn Fn(u32) -> bool,
+    ) -> Result<Arc<One>, No> {
         let words = words(create).map_err(|why| (400, why))?;
         let mut list = locked(&self.list);
         if list.iter().filter(|one| one.ended().is_none()).count() >= RUNNING {
@@ -108,7 +114,7 @@ impl Created {
             let _ = waitid(WaitId::PidFd(one.process.as_fd()), WaitIdOptions::EXITED);
             return Err((503, "no thread for it is to be had: raise the limits of processes".into()));
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         while Instant::now() < until {
             if let Some(status) = one.ended() {
                 return Err((400, one.why(status)));
@@ -440,12 +446,12 @@ mod tests {
     fn what_fails_at_once_says_why() {
         let created = Created::default();
         let (status, why) = created
-            .start(Path::new("/bin/false"), &create(fixed(), &["qemu"]), &|_| false)
+            .start(Path::new("/bin/false"), &create(fixed(), &["qemu"]), PATIENCE, &|_| false)
             .map(|one| one.pid)
             .expect_err("it fails");
         assert_eq!((status, why.as_str()), (400, "it ended with status 1"));
         let (status, why) = created
-            .start(Path::new("/no/such"), &create(fixed(), &["qemu"]), &|_| false)
+            .start(Path::new("/no/such"), &create(fixed(), &["qemu"]), PATIENCE, &|_| false)
             .map(|one| one.pid)
             .expect_err("it is not there");
         assert!(status == 503 && why.contains("'/no/such'"), "{why}");
