@@ -192,5 +192,5 @@ fn help_names_it() {
     let output = farshore().arg("--help").output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.lines().any(|line| line.trim_start().starts_with("bench ") && line.contains("Compare Farshore")), "{text}");
-    refused(farshore().arg("benhc"), 125, &["'benhc'", "vm or bench"]);
+    refused(farshore().arg("benhc"), 125, &["'benhc'", "daemon or bench"]);
 }
