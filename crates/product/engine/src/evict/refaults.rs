@@ -31,12 +31,14 @@ const UNITS: u64 = 64;
 const MARKS: (u64, u64) = (1 << 10, 1 << 24);
 /// Marks in a cache line, of the larger ones that there are.
 const LINE: usize = 32;
+/// The marks of an evictor.
+type Table = Box<[Padded<[AtomicU32; LINE]>]>;
 
 /// When pages left.
 #[derive(Debug)]
 pub(crate) struct Refaults {
     /// Of each evictor.
-    tables: Box<[Box<[Padded<[AtomicU32; LINE]>]>]>,
+    tables: Box<[Table]>,
     /// Pages that leave in one unit of time.
     unit: u64,
 }
