@@ -53,6 +53,9 @@ fn map_part(file: &Fd, offset: u64, bytes: u64) -> Result<NonNull<u8>, Errno> {
     let base = unsafe { vm::mmap(0, bytes, prot::READ | prot::WRITE, map::SHARED | map::NORESERVE, file.raw(), offset) }?;
     // SAFETY: changes nothing but core dumps. May be refused by a sandbox, which does no harm.
     let _ = unsafe { vm::madvise(base, bytes, advice::DONTDUMP) };
+    // Tables are sparse: where shared memory may have huge pages (shmem_enabled), each number would take 2 MiB.
+    // SAFETY: as above. Refused by a kernel that has no huge pages.
+    let _ = unsafe { vm::madvise(base, bytes, advice::NOHUGEPAGE) };
     NonNull::new(core::ptr::with_exposed_provenance_mut(base as usize)).ok_or(Errno::ENOMEM)
 }
 
@@ -122,6 +125,18 @@ mod tests {
 
     fn mapped(file: &OwnedFd) -> &'static Lasting {
         alloc_crate::boxed::Box::leak(alloc_crate::boxed::Box::new(Lasting::new(file.try_clone().unwrap().into()).unwrap()))
+    }
+
+    #[test]
+    fn tables_take_no_huge_pages() {
+        let file = memory();
+        let first = mapped(&file);
+        let number = first.numbers().as_ptr().addr();
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mapping = text.split("VmFlags:").zip(text.split("VmFlags:").skip(1));
+        let flags = mapping.filter(|(before, _)| before.lines().any(|line| line.starts_with(&format!("{number:x}-"))));
+        let flags: Vec<_> = flags.map(|(_, flags)| flags.lines().next().unwrap().to_owned()).collect();
+        assert!(flags.len() == 1 && flags[0].split(' ').any(|flag| flag == "nh"), "{flags:?}");
     }
 
     #[test]
