@@ -539,10 +539,11 @@ impl<'e, W: World> Evictor<'e, W> {
         self.pages.extend(self.victims.iter().map(|v| v.page));
         if let Err((done, _)) = engine.kernel.unmap(&self.pages) {
             for victim in self.victims.drain(done..) {
+                engine.put_back(&victim);
+                // Behind the word, which says until then that the page leaves: whoever takes over may have to look at its checksum.
                 if let (true, Some(slot)) = (victim.dirty, victim.slot) {
                     engine.slots.free(slot);
                 }
-                engine.put_back(&victim);
             }
         }
     }
