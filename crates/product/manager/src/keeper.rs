@@ -32,7 +32,7 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, Resource, Signal, getrlimit, kill_process, pidfd_open, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::process::Process;
@@ -263,13 +263,18 @@ pub fn keep(
     let mut quick = 0;
     loop {
         let began = Instant::now();
-        let status = run_one(&mut things, &forward, &start).map_err(|why| format!("no manager can be started ({why})"))?;
+        let ended = run_one(&mut things, &forward, &start);
         let has_tables = things.contains_key(&Kept::Tables.name());
-        if let End::Done(code) = end_of(status, has_tables) {
-            return Ok(code);
-        }
-        let how =
-            status.signal().map_or_else(|| format!("has failed ({status})"), |signal| format!("was ended by signal {signal}"));
+        let how = match ended {
+            Ok(status) => match (end_of(status, has_tables), status.signal()) {
+                (End::Done(code), _) => return Ok(code),
+                (End::Failed, Some(signal)) => format!("was ended by signal {signal}"),
+                (End::Failed, None) => format!("has failed ({status})"),
+            },
+            // A machine that was so short of memory that the last one was killed may have none for the next one yet.
+            Err(why) if has_tables => format!("cannot be started ({why})"),
+            Err(why) => return Err(format!("no manager can be started ({why})")),
+        };
         if has_ended(client.end()) {
             return Ok(0);
         }
@@ -290,13 +295,17 @@ pub fn keep(
     }
 }
 
-/// Signals go to the manager.
+/// Signals go to the manager. Two are the keeper's own: one that ignores the ends of its children, as it may have inherited it, hears of none; and a line that nobody reads any more must not end it.
 fn forward_signals() -> Result<Arc<Mutex<Forward>>, String> {
-    let mut signals =
-        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
+    const OWN: [i32; 2] = [SIGCHLD, SIGPIPE];
+    let all = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1].into_iter().chain(OWN);
+    let mut signals = Signals::new(all).map_err(|why| format!("cannot listen for signals ({why})"))?;
     let forward = Arc::new(Mutex::new(Forward::default()));
     let theirs = forward.clone();
-    let send = move || signals.forever().for_each(|signal| theirs.lock().unwrap_or_else(PoisonError::into_inner).send(signal));
+    let send = move || {
+        let theirs = |signal| theirs.lock().unwrap_or_else(PoisonError::into_inner).send(signal);
+        signals.forever().filter(|signal| !OWN.contains(signal)).for_each(theirs);
+    };
     std::thread::Builder::new().spawn(send).map_err(|why| format!("no thread can be made ({why})"))?;
     Ok(forward)
 }
@@ -316,16 +325,27 @@ fn run_one(
     let locked = || forward.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = Pid::from_child(&child);
     locked().begin(pid);
-    let end = pidfd_open(pid, PidfdFlags::empty())?;
-    // An error: it has ended already, which is seen below.
+    let end = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(end) => end,
+        // It has got nothing yet.
+        Err(errno) => {
+            locked().end();
+            child.kill().and_then(|()| child.wait())?;
+            return Err(errno.into());
+        }
+    };
     let sent =
         things.iter().try_for_each(|(name, all)| send(ours.as_fd(), name, &all.iter().map(AsFd::as_fd).collect::<Vec<_>>()));
-    _ = sent.and_then(|()| send(ours.as_fd(), READY, &[]));
+    if sent.and_then(|()| send(ours.as_fd(), READY, &[])).is_err() {
+        // It has ended already, or too many descriptors are under way: it would wait for ever for the rest.
+        _ = child.kill();
+    }
     loop {
         let mut wanted = [PollFd::new(&ours, PollFlags::IN), PollFd::new(&end, PollFlags::IN)];
         match poll(&mut wanted, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
+            // The kernel has no memory for it.
+            Err(_) => std::thread::sleep(PAUSE),
         }
         let ended = !wanted[1].revents().is_empty();
         // All that it has sent before its end.
@@ -399,6 +419,27 @@ mod tests {
         assert_eq!(keep(here.into(), None, shell("exit 7")), Ok(7));
         let (here, _there) = UnixStream::pair().expect("it can be made");
         assert_eq!(keep(here.into(), None, shell("kill -9 $$")), Ok(1));
+    }
+
+    /// A machine that was short of memory may be so for a moment more.
+    #[test]
+    fn one_that_cannot_be_started_is_tried_again() {
+        let (here, _there) = UnixStream::pair().expect("it can be made");
+        let file = std::fs::File::open("/dev/null").expect("it is there");
+        let times = std::cell::Cell::new(0);
+        let start = |socket: OwnedFd| {
+            times.set(times.get() + 1);
+            match times.get() {
+                1 => {
+                    // As one that has handed its tables over.
+                    send(socket.as_fd(), &Kept::Tables.name(), &[file.as_fd()]).expect("there is room");
+                    shell("kill -9 $$")(socket)
+                }
+                2 | 3 => Err(Errno::AGAIN.into()),
+                _ => shell("exit 0")(socket),
+            }
+        };
+        assert_eq!((keep(here.into(), None, start), times.get()), (Ok(0), 4));
     }
 
     #[test]
