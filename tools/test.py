@@ -459,7 +459,7 @@ def parts(seed):
         Part("mirror", "pages that are kept on several nodes and disks, of which one is killed, hangs, lies or is full",
              [pytest("mirror", "tests/real/test_mirror.py")], 12, shown, pytest_missing, needs_build=True, takes=100),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed; guests that are restored",
-             [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=200),
+             [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_manager_keeper.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=210),
         Part("daemon", "farshore daemon: its API, who may ask, bad input, virtual machines that it starts, its page in a browser",
              [pytest("daemon", "tests/real/test_daemon.py")], 8, shown, pytest_missing, needs_build=True, takes=60),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",

@@ -243,17 +243,24 @@ impl Host {
         self.engine.kernel.uffd()
     }
 
-    /// Manages new regions, which were checked and overlap none that are there. `check` is asked when all are registered, and may still refuse them. Only then do pages leave: what whoever takes over
-    /// must know of the regions is written down by `check`, or before.
+    /// Manages new regions, which were checked and overlap none that are there. `check` is asked when all are registered, and may still refuse them. Only then do pages leave: what else whoever takes
+    /// over must have is kept by `check`, or before.
     ///
     /// # Errors
     /// One line: the kernel does not let us, or what `check` says. Then none of them is managed, nor registered.
     pub fn take(&self, regions: Vec<Region>, check: impl FnOnce(&[Region]) -> Result<(), String>) -> Result<(), String> {
         let _space = self.in_one_hand();
         let pages: Vec<PageRange> = regions.iter().map(|region| region.pages).collect();
-        let there = self.register(&regions).and_then(|there| check(&regions).map(|()| there)).inspect_err(|_| {
+        let expected = self.state.map_or(Ok(()), |state| regions.iter().try_for_each(|region| state.expect(region)));
+        let there = expected.and_then(|()| self.register(&regions)).and_then(|there| {
+            check(&regions)?;
+            self.state.inspect(|state| pages.iter().for_each(|pages| state.manage(*pages)));
+            Ok(there)
+        });
+        let there = there.inspect_err(|_| {
             // All its pages are there.
             pages.iter().for_each(|pages| _ = self.uffd().unregister(pages.start.addr(), pages.bytes()));
+            self.state.inspect(|state| pages.iter().for_each(|pages| state.forget(*pages)));
         })?;
         for region in regions {
             let pages = region.pages;

@@ -25,7 +25,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{KernelError, PageBuf};
-use farshore_sys::fd::{cached_pages, lock_byte};
+use farshore_sys::fd::{cached_pages, lock_byte, unlock_byte};
 use farshore_sys::raw;
 use rustix::fs::{FallocateFlags, Mode, SealFlags, SeekFrom};
 use rustix::io::Errno;
@@ -124,6 +124,13 @@ impl Backing {
     /// What fchmod(2) answers.
     pub fn give_up(&self) -> Result<(), Errno> {
         self.mark(false)
+    }
+
+    /// Takes the lock away, which would stay for as long as anybody has the description: from now on another manager may have it, and so may this one, should the client hand it over anew. Nothing that
+    /// is left to whoever takes over may name it any more.
+    pub fn unlock(&self) {
+        // If it cannot be, it stays locked until its keeper has closed it too.
+        let _ = unlock_byte(self.file.as_fd(), LOCK);
     }
 
     /// Its descriptor.

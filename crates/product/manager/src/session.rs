@@ -22,7 +22,7 @@ use farshore_core::limits::PAGE_SIZE;
 use farshore_sys::uffd::Features;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::chosen::Choice;
@@ -35,7 +35,6 @@ use crate::memory::{Backing, Identity, Region};
 use crate::process::{Process, userfaultfd};
 use crate::regions::{check, file_of, only_there};
 use crate::serve;
-use crate::state::State;
 use crate::takeover::{Left, wake};
 use crate::wire::{Handed, Request};
 
@@ -46,8 +45,11 @@ use crate::wire::{Handed, Request};
 pub fn run(keeper: &'static Keeper, options: &Options, list: Option<OwnedFd>) -> Result<(), String> {
     let signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
-    signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
-        .map_err(|why| format!("cannot ignore SIGPIPE ({why})"))?;
+    // The second comes where a file would be longer than a limit allows, which the call tells too.
+    for ignored in [SIGPIPE, SIGXFSZ] {
+        signal_hook::flag::register(ignored, Arc::new(AtomicBool::new(false)))
+            .map_err(|why| format!("cannot ignore SIGPIPE and SIGXFSZ ({why})"))?;
+    }
     keeper.obeys();
     let socket = keeper.take_one(Kept::Connection).ok_or("its keeper has no connection")?;
     let process = Process::kept(&socket, keeper.take_one(Kept::Client).ok_or("its keeper has no client")?)?;
@@ -89,7 +91,7 @@ fn begin(
         let Some(state) = host.state else { return Ok(()) };
         // As long as it has no answer, the client's connection is to end with this process.
         state.set_under_way(true);
-        leave_to(keeper, state, regions)?;
+        leave_to(keeper, regions)?;
         keeper.keep(Kept::Uffd, &[host.uffd().fd().as_fd()])?;
         let swap: Vec<_> = host.engine.backend.files().into_iter().flat_map(FileArray::borrow).collect();
         keeper.keep(Kept::Swap, &swap)?;
@@ -128,16 +130,23 @@ fn go_on(
     let uffd = userfaultfd(uffd, Features::default())?;
     let choice = Choice::new(options, process.number(), list)?;
     let host = Host::make(options, choice, uffd, Swap::Left(keeper.take(Kept::Swap)))?;
-    let under_way = left.state().is_under_way();
+    let (under_way, is_given_back) = (left.state().is_under_way(), left.state().is_given_back());
     let times = left.state().takeovers() + 1;
     left.take_over(host, keeper)?;
+    if is_given_back {
+        tell(&format!(
+            "process {} goes on without a manager: its memory was back when the last one was killed",
+            process.number()
+        ));
+        return Ok(());
+    }
     host.begin(options)?;
     serve_with(host, signals, process)?;
     wake(host);
     host.engine.wake_all_threads();
     // Of a request that has not come whole, or was not answered, nobody knows how far it came.
-    let connection = Connection::new(socket);
-    let connection = if under_way { None } else { Some(connection) };
+    // A client that is told nothing of its request must be told that it is told nothing: it ends here, and not with this function.
+    let connection = Some(Connection::new(socket)).filter(|_| !under_way);
     tell(&format!(
         "process {} goes on with another manager (manager {}, takeover {times}): {}",
         process.number(),
@@ -159,13 +168,13 @@ fn serve_with(host: &'static Host, signals: Signals, process: &Process) -> Resul
     Ok(())
 }
 
-/// Leaves regions to whoever takes over, before any page of them is taken out.
-fn leave_to(keeper: &Keeper, state: &State, regions: &[Region]) -> Result<(), String> {
+/// Leaves the files of regions to whoever takes over, before any page of them is taken out.
+fn leave_to(keeper: &Keeper, regions: &[Region]) -> Result<(), String> {
     for region in regions {
         let (device, inode) = region.backing.identity();
         keeper.keep(Kept::Memory(device, inode), &[region.backing.file()])?;
     }
-    regions.iter().try_for_each(|region| state.add(region))
+    Ok(())
 }
 
 /// Checks regions against what the kernel says of the process, and opens their files. `there`: regions that it has handed over before.
@@ -264,7 +273,7 @@ fn change(keeper: &Keeper, host: &'static Host, process: &Process, came: Came) -
             let regions = open(process, &[handed], &host.engine.kernel.memory().all(), &came.descriptors)?;
             let check = |regions: &[Region]| {
                 process.check_registered(&[handed])?;
-                host.state.map_or(Ok(()), |state| leave_to(keeper, state, regions))
+                if host.state.is_some() { leave_to(keeper, regions) } else { Ok(()) }
             };
             host.take(regions, check)?;
             ("added", handed.bytes)
@@ -272,12 +281,14 @@ fn change(keeper: &Keeper, host: &'static Host, process: &Process, came: Came) -
         Request::Remove { address, bytes } => {
             let region = Handed { address, bytes, offset: 0 };
             check(&[region], &[])?;
-            let before = identities(host);
+            let before = host.engine.kernel.memory().all();
             host.drop_region(region.pages())?;
-            // What nobody has any more must not stay because it is kept.
+            // What nobody has any more must not stay because it is kept, nor stay locked until its keeper has heard of it.
             let there = identities(host);
-            for &(device, inode) in before.difference(&there) {
+            for Region { backing, .. } in before.iter().filter(|region| !there.contains(&region.backing.identity())) {
+                let (device, inode) = backing.identity();
                 keeper.keep(Kept::Memory(device, inode), &[])?;
+                backing.unlock();
             }
             ("taken away", bytes)
         }

@@ -1,9 +1,9 @@
 //! What a manager leaves to the next one in memory that outlives it: its engine's tables ([`farshore_sys::lasting`]), and these numbers.
 //!
 //! ```text
-//!      0   a version; how many stages; a limit that a user has set; whether a request is under way; how often the memory was taken over; how many slots are barred
+//!      0   a version; how many stages; a limit that a user has set; whether a request is under way; how often the memory was taken over; how many slots are barred; whether all is given back
 //!    512   notes: what each thread has last copied into the client's memory (`farshore_sys::uffd::Note`), 8 numbers each
-//!  65536   regions: 0 free, 1 managed, 2 given up; first page, pages, place in the file, the file's device and inode; 8 numbers each
+//!  65536   regions: 0 free, 1 managed, 2 given up, 3 about to come; first page, pages, place in the file, the file's device and inode; 8 numbers each
 //! 131072   barred slots: their writes may still be under way, in a kernel that works for a manager that was killed
 //! ```
 //!
@@ -18,6 +18,7 @@ use farshore_core::word::Slot;
 use farshore_sys::lasting::{Lasting, NUMBERS, SIZE};
 use farshore_sys::uffd::Note;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::memory::{Identity, Region};
 use crate::regions::REGIONS_MAX;
@@ -44,11 +45,13 @@ enum Number {
     UnderWay,
     Takeovers,
     Barred,
+    GivenBack,
 }
 
 const FREE: u64 = 0;
 const MANAGED: u64 = 1;
 const GIVEN_UP: u64 = 2;
+const COMING: u64 = 3;
 
 /// The memory, and what is in it.
 #[derive(Debug)]
@@ -65,7 +68,7 @@ pub struct Noted {
     pub file: Identity,
     /// The first page's place there, bytes.
     pub offset: u64,
-    /// The client has given it up.
+    /// The client has given it up; or was handing it over, and has no answer. None of its pages was taken out, or none is needed.
     pub given_up: bool,
 }
 
@@ -78,7 +81,12 @@ impl State {
         let failed =
             |what: &str, why: &dyn std::fmt::Display| format!("memory that outlives the manager cannot be {what} ({why})");
         let file = rustix::fs::memfd_create("farshore-manager", MemfdFlags::CLOEXEC).map_err(|errno| failed("made", &errno))?;
-        rustix::fs::ftruncate(&file, SIZE).map_err(|errno| failed("given its size", &errno))?;
+        // It is sparse, and none of the files that a limit of their sizes is for.
+        let limit = getrlimit(Resource::Fsize);
+        let _ = setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, ..limit });
+        let made = rustix::fs::ftruncate(&file, SIZE);
+        let _ = setrlimit(Resource::Fsize, limit);
+        made.map_err(|errno| failed("given its size", &errno))?;
         let state = State::of(file)?;
         state.set(Number::Stages, stages);
         state.set(Number::Version, VERSION);
@@ -149,14 +157,28 @@ impl State {
         self.set(Number::UnderWay, is.into());
     }
 
+    /// Whether the client has all its pages back.
+    pub fn is_given_back(&self) -> bool {
+        self.get(Number::GivenBack) != 0
+    }
+
+    /// The client has all its pages back, and none is taken out any more: what is left to do is that nobody waits for us.
+    pub fn set_given_back(&self) {
+        self.set(Number::GivenBack, 1);
+    }
+
+    /// What was asked for, and how often the memory was taken over, is here as it was there, and once more.
+    pub fn follow(&self, last: &State) {
+        self.set(Number::Limit, last.get(Number::Limit));
+        // The connection has not ended yet: should this process, too, be killed before.
+        self.set(Number::UnderWay, last.get(Number::UnderWay));
+        self.set(Number::GivenBack, last.get(Number::GivenBack));
+        self.set(Number::Takeovers, last.takeovers() + 1);
+    }
+
     /// How often the memory was taken over.
     pub fn takeovers(&self) -> u64 {
         self.get(Number::Takeovers)
-    }
-
-    /// The memory was taken over so often.
-    pub fn set_takeovers(&self, times: u64) {
-        self.set(Number::Takeovers, times);
     }
 
     fn note(&self, number: usize) -> &Note {
@@ -194,18 +216,35 @@ impl State {
         &self.lasting.numbers()[REGIONS + number * RECORD..][..RECORD]
     }
 
+    /// Writes a region down that is about to be registered: whoever takes over before it is managed takes the registration back, so that nobody waits there for ever.
+    ///
+    /// # Errors
+    /// One line: there are too many.
+    pub fn expect(&self, region: &Region) -> Result<(), String> {
+        self.write(region, COMING)
+    }
+
+    /// A region that was expected is managed from now on.
+    pub fn manage(&self, pages: PageRange) {
+        self.change(pages, COMING, MANAGED);
+    }
+
     /// Writes a region down, before the first of its pages is taken out.
     ///
     /// # Errors
     /// One line: there are too many.
     pub fn add(&self, region: &Region) -> Result<(), String> {
+        self.write(region, MANAGED)
+    }
+
+    fn write(&self, region: &Region, state: u64) -> Result<(), String> {
         let mut all = (0..REGIONS_MAX).map(|number| self.record(number));
         let record = all.find(|record| record[0].load(Ordering::Acquire) == FREE).ok_or("it has too many regions")?;
         let (device, inode) = region.backing.identity();
         for (at, number) in [(1, region.pages.start.0), (2, region.pages.len()), (3, region.offset), (4, device), (5, inode)] {
             record[at].store(number, Ordering::Relaxed);
         }
-        record[0].store(MANAGED, Ordering::Release);
+        record[0].store(state, Ordering::Release);
         Ok(())
     }
 
@@ -223,9 +262,10 @@ impl State {
         self.change(pages, MANAGED, GIVEN_UP);
     }
 
-    /// A region that was given up is no longer registered.
+    /// A region that was given up is no longer registered, nor is one that was expected and is refused.
     pub fn forget(&self, pages: PageRange) {
         self.change(pages, GIVEN_UP, FREE);
+        self.change(pages, COMING, FREE);
     }
 
     /// The regions that are written down.
@@ -239,7 +279,7 @@ impl State {
                 pages: PageRange { start, end: start.plus(of(2)) },
                 file: (of(4), of(5)),
                 offset: of(3),
-                given_up: state == GIVEN_UP,
+                given_up: state != MANAGED || self.is_given_back(),
             })
         };
         (0..REGIONS_MAX).filter_map(noted).collect()
@@ -294,6 +334,40 @@ mod tests {
         assert_eq!(next.barred().collect::<Vec<_>>(), [slot(7), slot(1 << 36)]);
         next.empty();
         assert_eq!((again_fails(first), first.barred().count()), (true, 0));
+    }
+
+    /// A manager that takes over may be killed before it has closed a connection of which nobody knows how far it came.
+    #[test]
+    fn what_was_under_way_stays_so() {
+        let [first, second] = [1, 2].map(|stages| State::make(stages).expect("there is memory"));
+        first.set_under_way(true);
+        first.set_limit(7 << 20);
+        second.follow(first);
+        assert_eq!((second.is_under_way(), second.limit(), second.takeovers(), second.stages()), (true, Some(7 << 20), 1, 2));
+        assert!(!second.is_given_back());
+        second.set_given_back();
+        first.follow(second);
+        assert_eq!((first.is_given_back(), first.takeovers()), (true, 2));
+    }
+
+    #[test]
+    fn regions_that_were_about_to_come_are_given_up() {
+        let state = State::make(1).expect("there is memory");
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&state.file()));
+        let backing = std::sync::Arc::new(crate::memory::Backing::open(path.as_ref()).expect("it is a memfd"));
+        let of = |start: u64| {
+            let pages = PageRange { start: Page(start), end: Page(start + 5) };
+            Region { pages, backing: backing.clone(), offset: start << 12 }
+        };
+        let found = || state.regions().iter().map(|noted| (noted.pages.start.0, noted.given_up)).collect::<Vec<_>>();
+        [10, 20, 30].iter().for_each(|start| state.expect(&of(*start)).expect("there is room"));
+        assert_eq!(found(), [(10, true), (20, true), (30, true)]);
+        state.manage(of(20).pages);
+        state.forget(of(10).pages);
+        assert_eq!(found(), [(20, false), (30, true)]);
+        // Of the client that has everything back, none is anybody's.
+        state.set_given_back();
+        assert_eq!(found(), [(20, true), (30, true)]);
     }
 
     fn again_fails(state: &State) -> bool {

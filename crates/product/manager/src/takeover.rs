@@ -32,6 +32,7 @@ use farshore_engine::fault::resolve::Failure;
 use farshore_engine::takeover::{Begin, Verdict, is_whole, settle, unstage, verdict};
 use farshore_sys::cpu;
 use farshore_sys::uffd::Note;
+use rustix::io::Errno;
 
 use crate::host::{Beside, Host};
 use crate::keeper::{Keeper, Kept};
@@ -130,7 +131,7 @@ impl Left {
         let began = std::time::Instant::now();
         let new = host.state.ok_or("there is no memory for tables that outlive this manager")?;
         self.settle_notes();
-        self.given_up.iter().try_for_each(|noted| self.give_up(*noted, host, keeper))?;
+        let gone: Vec<Backing> = self.given_up.iter().filter_map(|noted| self.give_up(*noted, host, keeper)).collect();
         let (mut counts, core) = (Counts::default(), cpu::current());
         let mut buffer = vec![PageBuf::ZERO; 1];
         for region in &self.regions {
@@ -157,13 +158,16 @@ impl Left {
             }
         }
         host.engine.slots.taken_over();
-        self.state.limit().into_iter().for_each(|bytes| {
-            new.set_limit(bytes);
-            let _ = host.choice.end_at(&host.engine, bytes);
-        });
-        let times = self.state.takeovers() + 1;
-        new.set_takeovers(times);
+        new.follow(self.state);
+        let times = new.takeovers();
+        self.state.limit().into_iter().for_each(|bytes| _ = host.choice.end_at(&host.engine, bytes));
         keeper.keep(Kept::Tables, &[new.file()])?;
+        // Only now: as long as the old tables count, the next one would take it from whoever has it by then.
+        for backing in gone {
+            let (device, inode) = backing.identity();
+            keeper.keep(Kept::Memory(device, inode), &[])?;
+            backing.unlock();
+        }
         self.state.empty();
         let bytes = |pages: u64| amount(pages * PAGE_SIZE as u64);
         tell(&format!(
@@ -177,19 +181,19 @@ impl Left {
         Ok(())
     }
 
-    /// Ends what the last one had begun: a region that the client gives up.
-    fn give_up(&self, noted: Noted, host: &Host, keeper: &Keeper) -> Result<(), String> {
+    /// Ends what the last one had begun: a region that the client gives up, or has back; or that it was handing over.
+    /// Gives its file, if that has no other region.
+    fn give_up(&self, noted: Noted, host: &Host, keeper: &Keeper) -> Option<Backing> {
         // The client may have unmapped it.
         let _ = host.uffd().unregister(noted.pages.start.addr(), noted.pages.bytes());
         if self.regions.iter().any(|region| region.backing.identity() == noted.file) {
-            return Ok(());
+            return None;
         }
-        let what = Kept::Memory(noted.file.0, noted.file.1);
-        if let Some(file) = keeper.take_one(what) {
-            let gone = Backing::left(file).and_then(|backing| backing.give_up());
-            gone.unwrap_or_else(|errno| tell(&format!("the mark stays on memory that the client has taken away ({errno})")));
-        }
-        keeper.keep(what, &[])
+        let file = keeper.take_one(Kept::Memory(noted.file.0, noted.file.1))?;
+        let stays = |errno: &Errno| tell(&format!("the mark stays on memory that the client has taken away ({errno})"));
+        let backing = Backing::left(file).inspect_err(stays).ok()?;
+        _ = backing.give_up().inspect_err(stays);
+        Some(backing)
     }
 
     /// Finds out what a page is, and brings it about.
