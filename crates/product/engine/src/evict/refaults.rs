@@ -46,9 +46,8 @@ pub(crate) struct Refaults {
 impl Refaults {
     /// For a memory of so many frames at first. A limit that grows later leaves this as it is: pages that are away for longer are then forgotten.
     pub(crate) fn new(frames: u64, evictors: usize) -> Refaults {
-        let marks = 1_usize << (frames / evictors as u64).clamp(MARKS.0, MARKS.1).ilog2();
         let line = |_| Padded(core::array::from_fn(|_| AtomicU32::new(0)));
-        let tables = (0..evictors).map(|_| (0..marks / LINE).map(line).collect()).collect();
+        let tables = (0..evictors).map(|_| (0..marks(frames, evictors) / LINE).map(line).collect()).collect();
         Refaults { tables, unit: (frames / UNITS).max(1) }
     }
 
@@ -83,13 +82,18 @@ impl Refaults {
     }
 }
 
+/// Marks of each of so many evictors, a power of two.
+fn marks(frames: u64, evictors: usize) -> usize {
+    1 << (frames / evictors as u64).clamp(MARKS.0, MARKS.1).ilog2()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_page_is_known_again_for_a_quarter_of_a_memory_full() {
-        let frames = 20_000;
+        let frames = if cfg!(miri) { 2000 } else { 20_000 };
         let refaults = Refaults::new(frames, 2);
         assert_eq!(refaults.since_out(Page(7), 0), None, "nothing has left");
         // Pages leave one after the other, from far along the time.
@@ -112,9 +116,13 @@ mod tests {
 
     #[test]
     fn there_are_marks_for_any_memory() {
-        for (frames, evictors, marks) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 12), (u64::MAX, 1, 1 << 24)] {
+        for (frames, evictors, most) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 12), (u64::MAX, 1, 1 << 24)] {
+            assert_eq!(marks(frames, evictors), most);
+        }
+        for (frames, evictors) in [(0, 1), (256, 4), (9000, 4)] {
             let refaults = Refaults::new(frames, evictors);
-            assert!(refaults.tables.len() == evictors && refaults.tables.iter().all(|table| table.len() * LINE == marks));
+            let all = marks(frames, evictors);
+            assert!(refaults.tables.len() == evictors && refaults.tables.iter().all(|table| table.len() * LINE == all));
             refaults.note_out(evictors - 1, Page(9), u64::MAX);
             assert_eq!(refaults.since_out(Page(9), u64::MAX), Some(0));
         }
