@@ -335,10 +335,9 @@ impl SlotMap {
 
 impl Drop for SlotMap {
     fn drop(&mut self) {
-        if self.room.is_some() {
-            return;
-        }
-        for spare in self.spares.iter().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire)) {
+        // Extents of a room outlive the map.
+        let are_ours = self.room.is_none();
+        for spare in self.spares.iter().filter(|_| are_ours).map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire)) {
             if !spare.is_null() {
                 // SAFETY: from `boxed`, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(spare) });
@@ -352,7 +351,7 @@ impl Drop for SlotMap {
             // SAFETY: from `boxed` in `grow_by_one`, dropped once, and `&mut self` means that no thread uses it.
             let chunk = unsafe { Box::from_raw(chunk) };
             // The pointers as they were stored: a pointer that is made from a shared reference may not be dropped.
-            for extent in chunk.iter().map(|extent| extent.load(Ordering::Acquire)) {
+            for extent in chunk.iter().filter(|_| are_ours).map(|extent| extent.load(Ordering::Acquire)) {
                 if !extent.is_null() {
                     // SAFETY: as above.
                     drop(unsafe { Box::from_raw(extent) });

@@ -132,9 +132,17 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Mutex;
 
-    /// A room on the heap.
-    #[derive(Debug, Default)]
-    struct Heap(Mutex<BTreeMap<u64, usize>>);
+    /// A room on the heap, whose memory is never freed. (In a static, where Miri finds it.)
+    #[derive(Debug)]
+    struct Heap(Mutex<BTreeMap<u64, Place>>);
+
+    static ROOM: Heap = Heap(Mutex::new(BTreeMap::new()));
+
+    #[derive(Clone, Copy, Debug)]
+    struct Place(NonNull<u8>);
+
+    // SAFETY: it is a place, and nothing is done with it here.
+    unsafe impl Send for Place {}
 
     #[repr(align(128))]
     #[derive(Clone)]
@@ -144,11 +152,9 @@ mod tests {
     unsafe impl Room for Heap {
         fn part(&self, part: Part, number: u64, bytes: usize) -> Option<NonNull<u8>> {
             assert_eq!(part, Part::Extent);
-            let mut all = self.0.lock().unwrap();
-            let fresh = || {
-                Box::leak(alloc::vec![Line([0; 128]); bytes.div_ceil(128)].into_boxed_slice()).as_mut_ptr().expose_provenance()
-            };
-            NonNull::new(core::ptr::with_exposed_provenance_mut(*all.entry(number).or_insert_with(fresh)))
+            let fresh =
+                || Place(NonNull::from(Box::leak(alloc::vec![Line([0; 128]); bytes.div_ceil(128)].into_boxed_slice())).cast());
+            Some(self.0.lock().unwrap().entry(number).or_insert_with(fresh).0)
         }
     }
 
@@ -158,7 +164,7 @@ mod tests {
 
     #[test]
     fn sums_outlive_their_map_and_slots_are_taken_over_once() {
-        let room: &'static Heap = Box::leak(Box::default());
+        let room: &'static Heap = &ROOM;
         let mut first = SlotMap::for_cores(None, &[0, 0]);
         first.set_room(Some(room));
         // Some are made and not used.
