@@ -15,7 +15,7 @@ import time
 import harness
 import pytest
 from harness import MIB, expect
-from managed import LONG, Client, Managed, children_of, descriptors_of, in_child
+from managed import LONG, PAGE, Client, Managed, children_of, descriptors_of, in_child
 
 # A guest that waits longer than this after a manager was killed has lost it.
 STALL = 20 * harness.PATIENCE
@@ -115,6 +115,29 @@ class TestTakeover(Managed):
                     time.sleep(chance.uniform(1, 1.5))
                 guests.finish(limit=24 * MIB)
             expect("is lost" not in manager.said(), manager.said()[-3000:])
+
+    def test_no_room_for_stages(self):
+        """A manager that takes over where the tmpfs of the memory is full needs no room for pages in stages that are written."""
+        with self.tmpfs("64m") as place, self.manager("full") as manager:
+
+            def work():
+                client = Client(pages=48 * MIB // PAGE, file=os.open(f"{place}/memory", os.O_RDWR | os.O_CREAT, 0o600))
+                expect(client.hand_over(manager), f"it was refused: {manager.said()[-1000:]}")
+                client.fill(7)
+                manager.wait_until(lambda: client.in_memory() <= 24 * MIB, "it stays in memory")
+                # Nobody needs a page, so all writes end.
+                time.sleep(2)
+                left = os.statvfs(place)
+                with open(f"{place}/other", "wb") as other:
+                    os.posix_fallocate(other.fileno(), 0, left.f_bavail * left.f_frsize)
+                os.kill(own_manager(manager)[0], signal.SIGKILL)
+                goes_on(manager, 1)
+                expect("waits" not in manager.said(), manager.said()[-1000:])
+                os.unlink(f"{place}/other")
+                expect(client.is_filled(7), "wrong bytes")
+                expect(" 0 pages lost" in manager.said() and "is lost" not in manager.said(), manager.said()[-1000:])
+
+            in_child(work)
 
     def test_given_back_after_it(self):
         """What has taken over gives everything back as the first would have."""

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | fresh, held or not | it is the truth | fresh |
 //! | mapped (clean or dirty), held or not | it is the truth | the client has thrown it away: fresh |
-//! | in a stage | it is the truth | holds: from the stage; else **lost** |
+//! | in a stage | it is the truth | holds: from the slot if the word says *written*, else from the stage; else **lost** |
 //! | in a stage, held | it is the truth | holds: from the stage; else its owner was done with it: fresh |
 //! | in a slot, held or not | it is the truth | from the slot |
 //! | leaves for a stage | holds: the two are compared; else **lost** | holds: from the stage; else **lost** |
@@ -17,6 +17,8 @@
 //! *The truth* is a page that is there: nobody puts bytes there but the client and we, and we only when nothing is there. It begins as a dirty one, whatever it was. *Fresh* is a page of zeros. A page
 //! that leaves is protected until it is gone, so it is what its stage has: if it is not, the kernel has left zeros in its place. *Lost* are pages that only a bug can bring about: whoever needs one
 //! gets SIGBUS, not other bytes.
+//!
+//! From the slot rather than from the stage: none of these pages may leave before all are there again, so each that comes back takes room which another one needs.
 //!
 //! # Why the words suffice
 //!
@@ -32,7 +34,7 @@ use crate::Engine;
 use crate::evict::stage::{Claim, Stages};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{PageBuf, World};
-use farshore_core::word::{AtomicWord, Left, Release, Slot, Stage, Word};
+use farshore_core::word::{AtomicWord, Left, Release, Slot, Stage, State, Word};
 
 /// What a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +84,11 @@ pub fn is_whole<W: World>(word: Word, stages: &Stages, stage: Stage, sum_of: imp
         return true;
     }
     stages.slot(stage).is_some_and(|slot| sum_of(slot) == Some(Engine::<W>::checksum(slot, stages.bytes(stage))))
+}
+
+/// The slot that has the bytes of a page in a stage, too: its write was acknowledged, and no thread had taken the page since, so the slot is the page's.
+pub fn stored_too(word: Word, stages: &Stages, stage: Stage) -> Option<Slot> {
+    (word.state() == State::Leaving && word.written()).then(|| stages.slot(stage))?
 }
 
 /// Brings a page back that is in a stage of the engine that has ended, as one of its own threads would have: if this process is killed too, the next one finds in the old word how far it came. `map`
@@ -273,6 +280,26 @@ mod tests {
             assert_eq!(unstage(&word, &stages, STAGE, map, forget), Ok(()));
             assert_eq!((now(true), now(false)), (Here, Fresh));
         }
+    }
+
+    #[test]
+    fn a_slot_counts_from_the_acknowledgement_until_a_thread_takes_the_page() {
+        let mut memory = std::vec![PageBuf::ZERO; 4];
+        // SAFETY: four pages, which outlive it.
+        let stages = unsafe { Stages::new(memory.as_mut_ptr(), 4) };
+        stages.hold(STAGE, Page(1000), Some(slot()));
+        for (name, word) in words() {
+            let expected = (name == "staged" && word.written()).then(slot);
+            assert_eq!(stored_too(word, &stages, STAGE), expected, "{name} {word:?}");
+        }
+        let word = AtomicWord::new(Word::UNTOUCHED);
+        let _ = word.claim();
+        let _ = word.release(Release::Leaving { stage: STAGE, written: false });
+        assert_eq!(stored_too(word.load(), &stages, STAGE), None, "its write is under way");
+        let _ = word.stage_written(STAGE);
+        assert_eq!(stored_too(word.load(), &stages, STAGE), Some(slot()));
+        let _ = word.begin_fault(Access::Read, true);
+        assert_eq!(stored_too(word.load(), &stages, STAGE), None, "somebody rescues it");
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //! The client waits meanwhile where it needs a page that is out, and works on where it does not. It may throw pages away, and write to those that are there.
 //!
 //! 1. What the kernel has noted of the dead one's copies comes into its words ([`farshore_engine::takeover::settle`]).
-//! 2. Each page gets a verdict ([`farshore_engine::takeover`]). Pages that were in stages are brought back at once, beyond the limit if they must be; evictors take them out again. For a page of which
-//!    there is no room, this waits.
+//! 2. Each page gets a verdict ([`farshore_engine::takeover`]). Pages that were in stages and not written yet are brought back at once, beyond the limit if they must be; evictors take them out again. For
+//!    a page of which there is no room, this waits.
 //! 3. Slots whose writes may still be under way are barred for good.
 //! 4. The keeper gets the new tables in place of the old ones. Only then may a page leave, or be written.
 //!
@@ -29,7 +29,7 @@ use farshore_core::table::PageTable;
 use farshore_core::word::{AtomicWord, Slot, Stage};
 use farshore_engine::evict::stage::Stages;
 use farshore_engine::fault::resolve::Failure;
-use farshore_engine::takeover::{Begin, Verdict, is_whole, settle, unstage, verdict};
+use farshore_engine::takeover::{Begin, Verdict, is_whole, settle, stored_too, unstage, verdict};
 use farshore_sys::cpu;
 use farshore_sys::uffd::Note;
 use rustix::io::Errno;
@@ -232,6 +232,13 @@ impl Left {
         let sum_of = |slot: Slot| self.sums.of(slot);
         if !is_whole::<Beside>(word.load(), &self.stages, stage, sum_of) {
             return self.lose(host, page, counts, "its stage has other bytes");
+        }
+        let too = stored_too(word.load(), &self.stages, stage);
+        if let Some(slot) = too
+            && self.sums.of(slot).is_some_and(|sum| host.engine.slots.take_over(slot, sum))
+        {
+            counts.in_slots += 1;
+            return Begin::InSlot(slot);
         }
         loop {
             let map = |bytes: &PageBuf| host.engine.kernel.map_for(self.state, page, bytes);
