@@ -543,7 +543,8 @@ class TestSeeing(Command):
 
     def test_plan_phases(self):
         """All of 128 MiB once, then 80 of them again and again."""
-        return self.planned(["phases", "128M", "80M", "6"], 80, 128)
+        # In the first rounds pages that were used once still leave, behind others that were used later: these seem to need more than they do.
+        return self.planned(["phases", "128M", "80M", "16"], 80, 128)
 
     def test_plan_device(self):
         """Another device is asked about: its time and its rate bound the program's."""
