@@ -33,7 +33,7 @@ WORKLOADS = (
 )
 # Workloads that have an end of their own are not told how long they run.
 ENDS = ("scan", "stress", "pagerank")
-SWITCHES = ("pipeline", "caches", "rescue", "delegation", "write-runs", "partitions", "prefetch", "batch=1", "batch=8", "batch=32", "batch=128", "batch=512")
+SWITCHES = ("pipeline", "caches", "rescue", "delegation", "write-runs", "partitions", "prefetch", "headroom", "batch=1", "batch=8", "batch=32", "batch=128", "batch=512")
 # The smallest sizes that make the limit's largest batch 512 pages.
 LEAST_MIB = 64
 
@@ -50,6 +50,7 @@ def is_out(switch, it):
         "write-runs": lambda: swap["writes"] >= swap["pages_out"],
         "partitions": lambda: evictors["lists"] == 1,
         "prefetch": lambda: it["prefetch"]["issued"] == 0,
+        "headroom": lambda: evictors["high_pages"] > 2,
         "batch": lambda: evictions["pages"] <= int(number) * evictions["batches"],
     }[word]()
 

@@ -32,6 +32,8 @@ SWITCHES = (
     ("partitions", lambda it: it["evictors"]["lists"] == 1, lambda it: it["evictors"]["lists"] > 1),
     # The program asks for pages itself, too.
     ("prefetch", lambda it: it["prefetcher"] == "none" and it["prefetch"]["issued"] < 500, lambda it: it["prefetcher"] == "sequential" and it["prefetch"]["issued"] > 2000),
+    # The stress program has more data than would nearly fit.
+    ("headroom", lambda it: it["evictors"]["high_pages"] > 2, None),
     ("batch=1", lambda it: it["evictions"]["batches"] == it["evictions"]["pages"], lambda it: batches(it) > 8),
     ("batch=512", lambda it: it["evictors"]["batch_pages_most"] == 512, lambda it: it["evictors"]["batch_pages_most"] <= 256),
 )

@@ -243,6 +243,67 @@ class TestPace(Command):
             program.go_on()
         return f"{filled['batch_pages']}, {small['batch_pages']}, {end['batch_pages']} pages; {end['changes']} changes"
 
+    def test_lean(self):
+        """A program with a limit of exactly its data: few stages and free frames, and hardly a fault. With more data it is as for others; the data are right in all of it."""
+        text = ("import mmap, os, random, select, sys\n"
+                "class Data:\n"
+                "    def __init__(self, pages):\n"
+                "        self.m = mmap.mmap(-1, pages << 12, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+                "        self.right = bytearray(pages)\n"
+                "        for page in range(pages): self.touch(page)\n"
+                "    def touch(self, page):\n"
+                "        assert self.m[page << 12] == self.right[page], page\n"
+                "        self.m[page << 12] = self.right[page] = (self.right[page] + 1) & 255\n"
+                "def work(data):\n"
+                "    count = 0\n"
+                "    while not select.select([0], [], [], 0)[0]:\n"
+                "        for _ in range(500): data.touch(random.randrange(len(data.right)))\n"
+                "        count += 500\n"
+                "    os.read(0, 1)\n"
+                "    print('worked', count, flush=True)\n"
+                "first = Data(48 << 8)\n"
+                "print('filled', flush=True)\n"
+                "os.read(0, 1)\n"
+                "work(first)\n"
+                "work(first)\n"
+                "second = Data(24 << 8)\n"
+                "print('more', flush=True)\n"
+                "work(second)\n"
+                "for data in first, second:\n"
+                "    for page in range(len(data.right)): data.touch(page)\n"
+                "print('end', flush=True)\n"
+                "os.read(0, 1)\n")
+        seen = []
+        for fault in self.modes():
+            with self.program("128M", [sys.executable, "-c", text], ["--fault", fault]) as program:
+                program.line()
+                before = program.counters()
+                expect(before["evictions"]["pages"] == 0 and before["evictors"]["high_pages"] > 2, f"{fault}: {before['evictors']}")
+                program.set(f"memory={before['resident_bytes']}")
+                program.go_on()
+                program.until("few free frames", lambda: program.pace()["high_pages"] == 2)
+                program.go_on()
+                program.line()
+                begun = program.counters()
+                time.sleep(2)
+                program.go_on()
+                count = int(program.line()[1])
+                lean = program.counters()
+                left = lean["evictions"]["pages"] - begun["evictions"]["pages"]
+                expect(lean["evictors"]["high_pages"] == 2 and left * 50 < count, f"{fault}: {left} pages have left in {count} updates; {lean['evictors']}")
+                expect(lean["resident_bytes"] <= lean["memory_limit_bytes"], f"{fault}: {lean['resident_bytes']} of {lean['memory_limit_bytes']}")
+                expect(program.line() == ["more"], "no more data")
+                program.until("free frames as for others", lambda: program.pace()["high_pages"] > 2)
+                program.go_on()
+                program.line()
+                expect(program.line() == ["end"], "no end")
+                full = program.counters()
+                # Rings have grown: their stages are in use, and part of the limit.
+                expect(full["resident_bytes"] <= full["memory_limit_bytes"] and full["frames"]["limit"] * 4096 < full["memory_limit_bytes"] - (2 << 20), f"{fault}: {full['frames']}")
+                program.go_on()
+                seen.append(f"{fault}: {left} pages in {count} updates")
+        return ", ".join(seen)
+
     def test_fixed(self):
         """What is fixed stays so under load, is shown, and can be changed while the program runs."""
         options = ["--evictors", "2", "--batch", "40", "--writes", "1"]

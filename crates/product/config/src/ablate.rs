@@ -18,6 +18,7 @@ const SWITCHES: &[Switch] = &[
     ("write-runs", |it| &mut it.write_runs),
     ("partitions", |it| &mut it.partitions),
     ("prefetch", |it| &mut it.prefetch),
+    ("headroom", |it| &mut it.headroom),
 ];
 
 /// What `--ablate` says.
@@ -95,8 +96,8 @@ mod tests {
             ("batch=1", "batch=1"),
             ("batch=512,write-runs,pipeline", "pipeline,write-runs,batch=512"),
             (
-                "prefetch,partitions,write-runs,delegation,rescue,caches,pipeline",
-                "pipeline,caches,rescue,delegation,write-runs,partitions,prefetch",
+                "headroom,prefetch,partitions,write-runs,delegation,rescue,caches,pipeline",
+                "pipeline,caches,rescue,delegation,write-runs,partitions,prefetch,headroom",
             ),
         ] {
             let read: Ablate = text.parse().unwrap();

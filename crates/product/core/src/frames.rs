@@ -280,6 +280,19 @@ impl Frames {
         self.handed_out_peak.load(Ordering::Relaxed)
     }
 
+    /// Frames that cores keep go to what all share. Returns whether there were any.
+    pub fn empty_caches(&self) -> bool {
+        let kept = self.cores.iter().map(|core| u64::from(core.cache.swap(0, Ordering::AcqRel))).sum();
+        self.refund(kept);
+        kept > 0
+    }
+
+    /// The most frames are counted anew from what is taken now.
+    pub fn restart_peak(&self) {
+        self.handed_out_peak.store(0, Ordering::Relaxed);
+        self.note_handed_out();
+    }
+
     /// Where the frames are, while other threads move them: the first of some looks at which none is missing, else the
     /// last look. A frame that was lost is missing at every look, and so at every call.
     pub fn counts(&self) -> FrameCounts {
@@ -371,6 +384,24 @@ mod tests {
         f.set_limit(200);
         f.assert_valid();
         assert_eq!(f.free_uncached(), 160);
+    }
+
+    #[test]
+    fn what_cores_keep_can_be_had() {
+        let f = Frames::new(1000, 2);
+        assert!(f.take(0) && f.take(1));
+        assert!(f.look().cached > 20 && f.empty_caches());
+        assert_eq!((f.look().cached, f.free_uncached()), (0, 998));
+        assert!(!f.empty_caches());
+        f.assert_valid();
+        assert!((0..10).all(|_| f.take(0)));
+        f.set_limit(12);
+        f.restart_peak();
+        assert_eq!(f.taken_peak(), 12);
+        f.give(0, 8);
+        f.restart_peak();
+        assert!(f.take(1));
+        assert_eq!(f.taken_peak(), 5);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The memory limit: what it is divided into, and when frames are short.
 //!
 //! ```text
-//!  limit = stages (fixed: sized for the first limit) + pages that a swap space keeps in RAM + frames
-//!                                                      └──────── divided anew as they change ────────┘
+//!  limit = stages (at most as many as for the first limit) + pages that a swap space keeps in RAM + frames
+//!          └───────────────────────────── divided anew as they change ──────────────────────────────────┘
 //! ```
 //!
 //! # Protocol
@@ -12,6 +12,8 @@
 //! * A swap space that keeps pages in RAM takes them out of the frames. The frames of pages that are on their way there are
 //!   *withheld*: an evictor gives them back when the space has the pages, and after it has divided the limit. So frames, stages
 //!   and space together are never more than the limit.
+//! * Stages that evictors give up (`evict::headroom`) are gone before they are divided; stages that evictors want more of are *set aside* first, and *taken* when there is no
+//!   debt of frames. So frames and stages are never more than the limit.
 //! * A thread that gives frames back signals the event [`Budget::came`] afterwards. A fault reads the number of the event, then
 //!   looks for a frame, then sleeps. So no wake-up is lost.
 //!
@@ -21,6 +23,7 @@
 //! each batch has lines of its own.
 
 use crate::Engine;
+use crate::evict::headroom::LEAN_MARKS;
 use crate::shape::Sizes;
 use core::sync::atomic::{Ordering, fence};
 use farshore_attach::Kind;
@@ -40,6 +43,8 @@ pub(crate) struct Margin {
     pub(crate) batch: u64,
     /// Percent of the frames that are to be free, if that was said.
     pub(crate) percent: Option<u64>,
+    /// As few are to be free as can be (`evict::headroom`).
+    pub(crate) lean: bool,
 }
 
 /// When evictors start and stop, in free frames.
@@ -58,6 +63,7 @@ impl Watermarks {
         // section 3.3).
         let (low, high) = match margin.percent.map(|percent| frames * percent / 100) {
             Some(low) if low > high / 2 => (low, low + high / 2),
+            _ if margin.lean => LEAN_MARKS,
             _ => (high / 2, high),
         };
         self.high.store(high, Ordering::Relaxed);
@@ -142,6 +148,12 @@ pub(crate) struct Budget {
     dividing: Padded<SpinLock<()>>,
     kept: Padded<Kept>,
     sizes: Sizes,
+    /// Stages that evictors' rings have, …
+    stages: AtomicU64,
+    /// … and these with those that are set aside for them.
+    aside: AtomicU64,
+    /// The most pages that were resident before stages became more or fewer.
+    earlier_peak: AtomicU64,
     /// The limit that was asked for, in pages.
     limit: AtomicU64,
     watermarks: Watermarks,
@@ -162,6 +174,9 @@ impl Budget {
             dividing: Padded(SpinLock::new(())),
             kept: Padded::default(),
             sizes,
+            stages: AtomicU64::new(sizes.stages),
+            aside: AtomicU64::new(sizes.stages),
+            earlier_peak: AtomicU64::new(0),
             limit: AtomicU64::new(sizes.frames + sizes.stages),
             watermarks,
         }
@@ -211,7 +226,7 @@ impl Budget {
             let least = self.floor() - self.sizes.stages;
             backend.allow_memory((pages - self.floor()).min(self.kept.0.squeeze.most()) * PAGE_SIZE as u64);
             // A thread that raises the space's share after this look divides again.
-            let frames = pages.saturating_sub(self.sizes.stages + kept_by(backend)).max(least);
+            let frames = pages.saturating_sub(self.aside.load(Ordering::Relaxed) + kept_by(backend)).max(least);
             let before = self.frames.limit();
             if frames != before {
                 self.frames.set_limit(frames);
@@ -219,6 +234,35 @@ impl Budget {
             }
             frames > before
         })
+    }
+
+    /// Stages whose memory is there, of so many that were ever used.
+    fn staged(&self, ever_used: u64) -> u64 {
+        ever_used.min(self.stages.load(Ordering::Acquire))
+    }
+
+    /// The memory of so many stages is gone, which is no ring's any more, and `aside` are not set aside any longer. The caller divides the limit afterwards.
+    pub(crate) fn give_stages(&self, stages: u64, aside: u64, ever_used: u64) {
+        self.keep_peak(ever_used);
+        self.stages.fetch_sub(stages, Ordering::AcqRel);
+        self.aside.fetch_sub(aside, Ordering::AcqRel);
+    }
+
+    /// So many stages more are set aside. The caller divides the limit afterwards.
+    pub(crate) fn set_aside(&self, stages: u64) {
+        self.aside.fetch_add(stages, Ordering::AcqRel);
+    }
+
+    /// A ring takes so many of the stages that were set aside. There was no debt of frames meanwhile.
+    pub(crate) fn take_stages(&self, stages: u64, ever_used: u64) {
+        self.keep_peak(ever_used);
+        self.stages.fetch_add(stages, Ordering::AcqRel);
+    }
+
+    /// Stages are about to become more or fewer: from now on the most frames go with another number of them.
+    fn keep_peak(&self, ever_used: u64) {
+        self.earlier_peak.fetch_max(self.resident_peak(ever_used), Ordering::Relaxed);
+        self.frames.restart_peak();
     }
 
     /// The margin has changed: sets the watermarks anew.
@@ -285,14 +329,14 @@ impl Budget {
         // Pages that came into the space meanwhile are among `taken`.
         let ((frames, kept), withheld) = self.while_withheld(|| (self.frames.look(), kept_by(backend)));
         let quiet = frames.missing() == 0 && self.kept.given.load(Ordering::Acquire) == given;
-        quiet.then(|| frames.taken.saturating_sub(withheld) + staged + kept)
+        quiet.then(|| frames.taken.saturating_sub(withheld) + self.staged(staged) + kept)
     }
 
     /// Pages of the limit that are in RAM.
     fn resident(&self, backend: &impl MemoryBudget, staged: u64) -> u64 {
         // Read first: frames that are given back meanwhile are in neither number rather than in both.
         let withheld = self.kept.withheld.load(Ordering::Acquire);
-        self.frames.taken().saturating_sub(withheld) + staged + kept_by(backend)
+        self.frames.taken().saturating_sub(withheld) + self.staged(staged) + kept_by(backend)
     }
 
     /// See [`Engine::budget`].
@@ -300,7 +344,7 @@ impl Budget {
         // Frames that are withheld are as good as free: their pages are in stages, and what the space has got of them was not divided
         // yet. They must not look like a budget above the limit, which others would want back.
         // The space last: where it gives memory back, that is in one number at most.
-        let all = || self.frames.limit() + self.frames.debt() + self.sizes.stages + kept_by(backend);
+        let all = || self.frames.limit() + self.frames.debt() + self.stages.load(Ordering::Relaxed) + kept_by(backend);
         let (all, withheld) = self.while_withheld(all);
         // A limit that was just lowered holds when it is divided.
         self.limit().max(all.saturating_sub(withheld))
@@ -309,7 +353,7 @@ impl Budget {
     /// The most pages of the limit that ever were in RAM.
     fn resident_peak(&self, staged: u64) -> u64 {
         match self.kept.resident_peak.load(Ordering::Relaxed) {
-            0 => self.frames.taken_peak() + staged,
+            0 => self.earlier_peak.load(Ordering::Relaxed).max(self.frames.taken_peak() + self.staged(staged)),
             peak => peak,
         }
     }
@@ -467,7 +511,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     const SIZES: Sizes = Sizes { batch: 64, stages_each: 192, stages: 192, frames: 3904 };
-    const MARGIN: Margin = Margin { batch: 64, percent: None };
+    const MARGIN: Margin = Margin { batch: 64, percent: None, lean: false };
 
     /// A space that keeps this many pages in RAM, and what it may keep.
     struct Keeps {
@@ -555,6 +599,35 @@ mod tests {
     }
 
     #[test]
+    fn stages_and_frames_are_the_limit_at_each_moment_in_which_a_ring_changes() {
+        let budget = budget();
+        let most = |budget: &Budget| budget.frames().limit() + budget.frames().debt() + budget.staged(192);
+        assert!((0..3904).all(|_| budget.frames().take(0)));
+        budget.give_stages(188, 188, 192);
+        assert_eq!((most(&budget), budget.held(&Disk)), (3908, 4096), "they are gone before they are frames");
+        assert!(budget.divide(&Disk, || MARGIN));
+        assert_eq!((most(&budget), budget.frames().limit()), (4096, 4092));
+        assert!((0..188).all(|_| budget.frames().take(0)));
+        assert_eq!((budget.resident(&Disk, 192), budget.resident_peak(192)), (4096, 4096));
+        // Four more: frames pay for them.
+        budget.set_aside(4);
+        assert!(!budget.divide(&Disk, || MARGIN));
+        assert_eq!((most(&budget), budget.frames().debt(), budget.held(&Disk)), (4096, 4, 4096));
+        budget.frames().give(0, 4);
+        assert_eq!((budget.frames().debt(), most(&budget)), (0, 4092));
+        budget.take_stages(4, 192);
+        assert_eq!((most(&budget), budget.resident(&Disk, 192), budget.resident_peak(192)), (4096, 4096, 4096));
+        // All of them, and the limit falls meanwhile.
+        budget.set_aside(184);
+        budget.set_limit(2096);
+        assert!(!budget.divide(&Disk, || MARGIN));
+        assert_eq!((budget.frames().limit(), budget.frames().debt()), (1904, 4088 - 1904));
+        budget.frames().give(0, 4088 - 1904);
+        budget.take_stages(184, 192);
+        assert_eq!((most(&budget), budget.resident_peak(192)), (2096, 4096));
+    }
+
+    #[test]
     fn a_space_gives_memory_back_while_slots_are_wanted() {
         let (budget, space) = (budget(), Keeps { pages: AtomicU64::new(1600), allowed: AtomicU64::new(0) });
         let squeeze = &budget.kept.0.squeeze;
@@ -581,14 +654,16 @@ mod tests {
     fn watermarks_follow_batch_frames_and_percent() {
         let budget = budget();
         assert_eq!(budget.watermarks(), (64, 128));
-        budget.set_margin(|| Margin { batch: 512, percent: None });
+        budget.set_margin(|| Margin { batch: 512, percent: None, lean: false });
         assert_eq!(budget.watermarks(), (122, 244), "a sixteenth of the frames at most");
-        budget.set_margin(|| Margin { batch: 64, percent: Some(10) });
+        budget.set_margin(|| Margin { batch: 64, percent: Some(10), lean: false });
         assert_eq!((budget.watermarks(), budget.spare_mark()), ((390, 454), 195));
-        budget.set_margin(|| Margin { batch: 64, percent: Some(1) });
+        budget.set_margin(|| Margin { batch: 64, percent: Some(1), lean: false });
         assert_eq!(budget.watermarks(), (64, 128), "fewer than evictors want are not enough");
-        budget.set_margin(|| Margin { batch: 1, percent: None });
+        budget.set_margin(|| Margin { batch: 1, percent: None, lean: false });
         assert_eq!(budget.watermarks(), (8, 16), "never none");
+        budget.set_margin(|| Margin { batch: 2, percent: None, lean: true });
+        assert_eq!((budget.watermarks(), budget.spare_mark()), (LEAN_MARKS, 0));
     }
 
     #[test]

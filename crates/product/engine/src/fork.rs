@@ -193,6 +193,8 @@ impl<W: World> Engine<W> {
         // SAFETY: this function's own condition.
         let mut engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, futex, staging) };
         engine.quiet.rest.has_forked.store(true, Ordering::Relaxed);
+        // The counts are the child's own, so they do not say what it has inherited.
+        engine.evictors.pace.headroom.fix();
         engine.table = from.table;
         engine.slots = from.slots;
         engine.slots.set_spaces(&crate::capacities(&engine.backend));

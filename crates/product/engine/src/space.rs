@@ -66,6 +66,7 @@ impl<W: World> Engine<W> {
             if !is_planted(Canary::Stock) {
                 self.frames().take_back(core, new);
             }
+            self.stats.add(core, Count::Stocked, new);
             self.list_granule(g.granule, part.start, core);
         }
     }

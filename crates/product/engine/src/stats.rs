@@ -54,6 +54,8 @@ pub enum Count {
     GivenUpOut,
     /// Pages that it has touched first.
     Touched,
+    /// Pages that had bytes before they were managed.
+    Stocked,
     /// Times a fault found no frame and slept.
     FrameWaits,
     /// How long those waits were, all together, nanoseconds.

@@ -521,6 +521,11 @@ impl Kernel for LinuxKernel {
         Flushes { protects: sum(&calls.protects), unmaps: sum(&calls.unmaps), ranges: sum(&calls.ranges) }
     }
 
+    unsafe fn give_back(&self, memory: *mut PageBuf, count: usize) -> bool {
+        // SAFETY: memory of ours that nobody uses, by this function's own condition; it is anonymous (`map_own`).
+        unsafe { vm::madvise(memory as u64, (count * PAGE_SIZE) as u64, advice::DONTNEED) }.is_ok()
+    }
+
     fn step_aside(&self) {
         raw::sched_yield();
     }

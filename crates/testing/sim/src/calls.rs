@@ -514,6 +514,8 @@ fn pace(rig: &Rc<Rig>) {
     if let Some(wanted) = wanted {
         note("pace", 0, u64::from(wanted.batch.unwrap_or(0)));
         rig.engine.fix_pace(wanted);
+        // Also against what was just fixed, until an evictor looks.
+        rig.engine.force_headroom(world(|w| w.rng.below(2) == 0));
     }
 }
 

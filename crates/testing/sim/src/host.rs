@@ -88,6 +88,14 @@ impl Kernel for SimKernel {
         })
     }
 
+    unsafe fn give_back(&self, memory: *mut PageBuf, count: usize) -> bool {
+        // Nobody may read these any more, so they need not be the zeros that they are: others are found sooner.
+        // SAFETY: pages of the staging memory that nobody uses, by this function's own condition.
+        unsafe { core::ptr::write_bytes(memory, 0xdb, count) };
+        world(|w| w.counts.stages_given += 1);
+        true
+    }
+
     fn is_outlived(&self) -> bool {
         world(|w| w.is_outlived())
     }

@@ -199,6 +199,8 @@ pub struct Counts {
     pub spaces_added: u64,
     /// See `spaces_added`.
     pub spaces_gone: u64,
+    /// How often an evictor has given memory of stages back.
+    pub stages_given: u64,
     /// Extents whose room was given back.
     pub given_back: u64,
     /// Drains that ended with pages that could not be read.

@@ -15,6 +15,7 @@ struct All {
     rescued: u64,
     write_waits: u64,
     asked: u64,
+    stages_given: u64,
     /// The most of any seed.
     under_way: u32,
     cached: u64,
@@ -30,6 +31,7 @@ impl All {
         self.rescued += one.rescued;
         self.write_waits += one.write_waits;
         self.asked += one.asked;
+        self.stages_given += one.counts.stages_given;
         self.under_way = self.under_way.max(one.under_way);
         self.cached = self.cached.max(one.cached);
         self.lists = self.lists.max(one.lists);
@@ -57,7 +59,7 @@ fn with_all_of_it_each_mechanism_is_at_work() {
     let all = without("");
     assert!(all.rescued > 1000 && all.write_waits == 0, "{all:?}");
     assert!(all.batches < all.evicted / 4 && all.writes < all.written / 2, "{all:?}");
-    assert!(all.under_way > 1 && all.cached > 0 && all.lists > 1 && all.asked > 0, "{all:?}");
+    assert!(all.under_way > 1 && all.cached > 0 && all.lists > 1 && all.asked > 0 && all.stages_given > 10, "{all:?}");
 }
 
 #[test]

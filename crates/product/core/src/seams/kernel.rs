@@ -121,6 +121,13 @@ pub trait Kernel: Sync {
     /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as possible. Either all are unmapped, or the
     /// first `n` of `Err((n, why))`.
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
+    /// Gives `count` pages of our own memory from `memory` on back to the system; they are zeros when they are used again. False: this kernel cannot, and nothing has changed.
+    ///
+    /// # Safety
+    /// They are writable memory of ours, and nobody uses their bytes before they are written again.
+    unsafe fn give_back(&self, _memory: *mut PageBuf, _count: usize) -> bool {
+        false
+    }
     /// Begins to watch pages that are mapped, in ascending order, which changes nothing about them: whether each is used from [`Kernel::settle`] on. Those that
     /// cannot be watched, or of which nothing would be heard within `ns`, get no mark. `alone`: nobody watches other pages of their granules. The caller need not own their words.
     /// False: no page is watched, since this kernel cannot, or not for us.

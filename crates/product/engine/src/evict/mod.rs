@@ -10,9 +10,11 @@
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |
 //! | `refaults` | when pages left, for those that come back soon |
+//! | `headroom` | when evictors make do with few stages and free frames |
 //! | `obstacles` | why no page leaves |
 mod choose;
 pub mod control;
+pub(crate) mod headroom;
 pub(crate) mod loops;
 mod obstacles;
 pub mod pace;

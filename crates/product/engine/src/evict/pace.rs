@@ -22,6 +22,7 @@
 //! it saw. A thread that changes which evictors are awake signals `standby` afterwards. So no wake-up is lost.
 
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
+use super::headroom::{Headroom, LEAN_BATCH};
 use super::pipeline::{Evictor, Progress};
 use crate::budget::{Budget, Margin};
 use crate::stats::{Count, Stats};
@@ -108,6 +109,9 @@ pub(crate) struct Control {
     free: AtomicU32,
     /// The program serves requests.
     serving: AtomicBool,
+    /// The user has said how many pages a batch has.
+    fixed_batch: AtomicBool,
+    pub(crate) headroom: Headroom,
     /// What evictors sleep on that are awake: there is work.
     work: Event,
     /// What evictors on standby sleep on.
@@ -162,6 +166,8 @@ impl Control {
             fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
             free: AtomicU32::new(shape.wanted.free.unwrap_or(0)),
             serving: AtomicBool::new(false),
+            fixed_batch: AtomicBool::new(wanted.batch.is_some()),
+            headroom: Headroom::new(),
             work: Event::new(),
             standby: Event::new(),
             due_ns: AtomicU64::new(0),
@@ -172,7 +178,18 @@ impl Control {
 
     /// Pages of a batch now.
     pub(crate) fn batch(&self) -> usize {
+        let batch = self.full_batch();
+        if self.headroom.is_lean() { batch.min(LEAN_BATCH) } else { batch }
+    }
+
+    /// The same where headroom is not lean.
+    pub(super) fn full_batch(&self) -> usize {
         self.batch.load(Ordering::Relaxed) as usize
+    }
+
+    /// Whether the user, or what the program does, says how large batches are and how much is free.
+    pub(super) fn has_margin(&self) -> bool {
+        self.fixed_batch.load(Ordering::Relaxed) || self.margin().percent.is_some()
     }
 
     /// What evictors want of the watermarks.
@@ -181,7 +198,7 @@ impl Control {
             0 => self.serving.load(Ordering::Relaxed).then_some(FREE_PERCENT),
             said => Some(said.into()),
         };
-        Margin { batch: self.batch() as u64, percent }
+        Margin { batch: self.batch() as u64, percent, lean: self.headroom.is_lean() }
     }
 
     /// Writes that an evictor may have with devices that answer.
@@ -335,13 +352,13 @@ impl Control {
         }
     }
 
-    /// Makes a decision, if one is due. Called by an evictor, so never while no evictor has anything to do.
-    fn look<F: Futex>(&self, futex: &F, now_ns: u64, stats: &Stats, budget: &Budget) {
+    /// Makes a decision, if one is due: whether it was. Called by an evictor, so never while no evictor has anything to do.
+    fn look<F: Futex>(&self, futex: &F, now_ns: u64, stats: &Stats, budget: &Budget) -> bool {
         let due = self.due_ns.load(Ordering::Relaxed);
         let next = now_ns + WINDOW_NS;
         let first = now_ns >= due && self.due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if !first {
-            return;
+            return false;
         }
         let alarm = self.alarm.load(Ordering::SeqCst);
         let seen = self.seen(now_ns, stats, budget.frames());
@@ -360,6 +377,7 @@ impl Control {
             self.first.store((first + 1) % self.evictors, Ordering::SeqCst);
             self.alarm.store(false, Ordering::SeqCst);
         }
+        true
     }
 
     /// Numbers to look at.
@@ -367,7 +385,7 @@ impl Control {
         let (pace, wanted) = self.decider.with(|decider| (decider.controller.pace(), decider.controller.wanted()));
         let gauges = &self.gauges.0;
         Paced {
-            pace,
+            pace: Pace { batch: self.batch() as u32, ..pace },
             wanted,
             evictors: self.evictors,
             watermarks,
@@ -391,6 +409,7 @@ impl<W: World> Engine<W> {
         let pace = &self.evictors.pace;
         pace.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
         pace.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
+        pace.fixed_batch.store(wanted.batch.is_some(), Ordering::Relaxed);
         self.change_pace(|controller| controller.fix(wanted));
     }
 
@@ -435,8 +454,10 @@ impl<W: World> Evictor<'_, W> {
         if progress == Progress::Worked {
             pace.note_occupied(now.saturating_sub(began_ns));
         }
-        pace.look(&engine.futex, now, &engine.stats, &engine.budget);
-        if self.turn >= engine.sizes().stages_each || progress == Progress::Blocked {
+        if pace.look(&engine.futex, now, &engine.stats, &engine.budget) {
+            engine.judge_headroom(now);
+        }
+        if self.turn >= self.ring.len() as usize || progress == Progress::Blocked {
             self.turn = 0;
             pace.offer_turn(&engine.futex, self.id);
         }
@@ -481,13 +502,13 @@ mod tests {
     fn an_alarm_wakes_all_and_then_another_one_is_the_first() {
         let (shape, pace) = (shape(3, Wanted::default()), pace(3, Wanted::default()));
         let (stats, budget) = (Stats::new(1), Budget::new(shape.sizes(), 1, pace.margin()));
-        pace.look(&NoFutex, WINDOW_NS, &stats, &budget);
+        let _ = pace.look(&NoFutex, WINDOW_NS, &stats, &budget);
         assert_eq!(awake(&pace), [true, false, false]);
         pace.raise_alarm(&NoFutex);
         assert_eq!(awake(&pace), [true; 3]);
-        pace.look(&NoFutex, WINDOW_NS + 1, &stats, &budget);
+        let _ = pace.look(&NoFutex, WINDOW_NS + 1, &stats, &budget);
         assert!(pace.alarm.load(Ordering::SeqCst), "no decision is due yet");
-        pace.look(&NoFutex, 2 * WINDOW_NS, &stats, &budget);
+        let _ = pace.look(&NoFutex, 2 * WINDOW_NS, &stats, &budget);
         assert!(!pace.alarm.load(Ordering::SeqCst));
         assert_eq!(pace.first.load(Ordering::SeqCst), 1);
         assert_eq!(awake(&pace), [true; 3], "they stay awake until there is too little for them to do");
@@ -509,6 +530,6 @@ mod tests {
         pace.serving.store(true, Ordering::Relaxed);
         assert_eq!(pace.margin().percent, Some(FREE_PERCENT));
         pace.free.store(3, Ordering::Relaxed);
-        assert_eq!(pace.margin(), Margin { batch: pace.batch() as u64, percent: Some(3) });
+        assert_eq!(pace.margin(), Margin { batch: pace.batch() as u64, percent: Some(3), lean: false });
     }
 }

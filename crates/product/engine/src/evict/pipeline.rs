@@ -14,6 +14,7 @@
 //! allocated when it is made: evicting allocates nothing (except a descriptor when the swap space grows).
 
 use super::control::Floors;
+use super::headroom::Following;
 use super::partition::Turns;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
@@ -103,6 +104,7 @@ pub struct Evictor<'e, W: World> {
     thread: u64,
     pub(super) queue: <W::Backend as Backend>::Queue,
     pub(super) ring: Ring,
+    pub(super) following: Following,
     /// Stages in state Failed.
     pub(super) failed: u32,
     pub(super) retry_at_ns: u64,
@@ -169,6 +171,7 @@ impl<'e, W: World> Evictor<'e, W> {
             thread: engine.kernel.current_thread(),
             queue,
             ring: Ring::new((id * each) as u32, each),
+            following: Following::new(each as u32),
             failed: 0,
             retry_at_ns: 0,
             writes_left: [0; BATCHES_IN_FLIGHT + 1],
@@ -269,8 +272,11 @@ impl<'e, W: World> Evictor<'e, W> {
         self.end_lingering();
         self.answer_drainer();
         self.tend();
+        if let Some(progress) = self.follow_headroom() {
+            return progress;
+        }
         let before = self.started;
-        self.started = self.awake && engine.budget.is_short(before);
+        self.started = self.awake && engine.is_short_for_evictors(before);
         if self.started && !before {
             engine.note_begin();
         }
@@ -281,7 +287,8 @@ impl<'e, W: World> Evictor<'e, W> {
         } else if !wished {
             return Progress::Idle;
         }
-        let batch = engine.evictors.pace.batch();
+        // A ring that is still to grow has no room for a whole one.
+        let batch = engine.evictors.pace.batch().min(self.ring.len() as usize / 2);
         let reserve = clean_stages(batch);
         let room = self.make_room(batch + reserve).saturating_sub(reserve);
         // Pages that no space takes keep their stages until there is a frame for them, and clean pages give frames.
@@ -651,6 +658,15 @@ impl<'e, W: World> Evictor<'e, W> {
         if any {
             engine.evictors.written.signal(&engine.futex);
         }
+    }
+
+    /// Gives the memory of all stages but the first `stages` of the ring, which is empty, back to the system, if that can be done.
+    pub(super) fn give_stages_back(&self, stages: u32) -> bool {
+        let mut gone = self.ring.stages().skip(stages as usize);
+        debug_assert!(self.ring.is_empty());
+        let Some(first) = gone.next() else { return true };
+        // SAFETY: stages of this evictor's own ring, none of which is in use.
+        unsafe { self.engine.evictors.stages.give_back(&self.engine.kernel, first, gone.count() + 1) }
     }
 
     /// Frees stages that were left behind in the ring and whose writes have ended since.

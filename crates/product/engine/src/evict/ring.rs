@@ -34,13 +34,15 @@ pub(super) struct Ring {
     used: u32,
     /// Stages outside the window that are not free.
     strays: u32,
+    /// Stages that it has now; those beyond are free.
+    len: u32,
     states: Box<[StageState]>,
 }
 
 impl Ring {
     /// A ring of `len` stages from `base` on.
     pub(super) fn new(base: u32, len: usize) -> Ring {
-        Ring { base, tail: 0, used: 0, strays: 0, states: alloc::vec![StageState::Free; len].into_boxed_slice() }
+        Ring { base, tail: 0, used: 0, strays: 0, len: len as u32, states: alloc::vec![StageState::Free; len].into_boxed_slice() }
     }
 
     /// All stages, in the order of their memory.
@@ -48,8 +50,24 @@ impl Ring {
         (self.base..self.base + self.len()).map(Stage)
     }
 
-    fn len(&self) -> u32 {
-        self.states.len() as u32
+    /// Number of stages that it has now.
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether the window does not go round the ring's end.
+    pub(super) fn is_in_one_piece(&self) -> bool {
+        self.tail + self.used <= self.len
+    }
+
+    /// It has the first `len` of its stages from now on. Fewer only while none is in use, and more while the window is in one piece.
+    pub(super) fn resize(&mut self, len: u32) {
+        let may = self.is_empty() || (len >= self.len && self.is_in_one_piece());
+        assert!(may && len as usize <= self.states.len(), "resize to {len}: {} stages in use of {}", self.used, self.len);
+        if self.used == 0 {
+            self.tail = 0;
+        }
+        self.len = len;
     }
 
     fn at(&self, position: u32) -> Stage {
@@ -159,6 +177,36 @@ mod tests {
         }
         assert_eq!(take(&mut ring, 5), [104, 105, 100, 101, 102]);
         assert_eq!((ring.room(), ring.oldest()), (0, Some(Stage(103))));
+    }
+
+    #[test]
+    fn a_ring_becomes_smaller_when_it_is_empty_and_larger_in_one_piece() {
+        let mut ring = Ring::new(10, 6);
+        take(&mut ring, 4);
+        (0..4).for_each(|_| free_oldest(&mut ring));
+        ring.resize(2);
+        assert_eq!((take(&mut ring, 2), ring.room(), ring.stages().count()), (alloc::vec![10, 11], 0, 2));
+        free_oldest(&mut ring);
+        assert_eq!(take(&mut ring, 1), [10]);
+        assert!(!ring.is_in_one_piece(), "11, and 10 behind it");
+        free_oldest(&mut ring);
+        assert!(ring.is_in_one_piece());
+        ring.resize(4);
+        assert_eq!((take(&mut ring, 3), ring.room()), (alloc::vec![11, 12, 13], 0));
+        // A stray stays where it is.
+        ring.pass_oldest();
+        (0..3).for_each(|_| free_oldest(&mut ring));
+        ring.resize(6);
+        assert!(ring.is_stray(Stage(10)) && !ring.is_empty());
+        assert_eq!((ring.room(), take(&mut ring, 5)), (5, alloc::vec![11, 12, 13, 14, 15]));
+    }
+
+    #[test]
+    #[should_panic(expected = "resize")]
+    fn stages_in_use_are_not_given_up() {
+        let mut ring = Ring::new(0, 6);
+        take(&mut ring, 1);
+        ring.resize(2);
     }
 
     #[test]

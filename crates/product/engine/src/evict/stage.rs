@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
 use farshore_core::room::{Part, Room};
-use farshore_core::seams::PageBuf;
+use farshore_core::seams::{Kernel, PageBuf};
 use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::word::{Slot, Stage};
 
@@ -140,6 +140,16 @@ impl Stages {
         }
         // SAFETY: valid and aligned by `new`'s contract; unique by this function's own condition.
         unsafe { &mut *self.memory(stage) }
+    }
+
+    /// Gives the memory of `count` stages back to the system. False: that cannot be done, and nothing has changed.
+    ///
+    /// # Safety
+    /// The stages must be free, and belong to the calling evictor's ring.
+    pub(super) unsafe fn give_back(&self, kernel: &impl Kernel, first: Stage, count: usize) -> bool {
+        assert!(first.0 as usize + count <= self.all().len());
+        // SAFETY: in bounds, as `new` was promised; nobody uses the bytes of a stage that is free, and its evictor, which calls, writes them before anybody does again.
+        unsafe { kernel.give_back(self.memory(first), count) }
     }
 
     /// Records whose bytes are in a stage, before the page word names the stage.

@@ -104,7 +104,7 @@ impl<W: World> Evictor<'_, W> {
     fn would_have_all(&self, count: u32) -> bool {
         let pages = |hanging| self.flights(hanging).map(|(.., pages)| pages).sum::<u32>();
         let live = pages(false);
-        live > 0 && (live + count) * 3 > (self.engine.sizes().stages_each as u32 - pages(true)) * 2
+        live > 0 && (live + count) * 3 > (self.ring.len() - pages(true)) * 2
     }
 
     /// Gives the device as many of the waiting writes as it may have. Returns how many.
