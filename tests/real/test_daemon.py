@@ -141,7 +141,7 @@ class TestDaemon(Command):
     @pytest.fixture(autouse=True, scope="class")
     def with_daemon(self, made_ready):
         """What it needs beside the command."""
-        self.beside("farshore-daemon", "farshore-manager", "libfarshore_agent.so")
+        self.beside("farshore-daemon", "farshore-manager", "farshore-view", "libfarshore_agent.so")
 
     @pytest.fixture(autouse=True)
     def without_monitors(self):
@@ -316,6 +316,46 @@ class TestDaemon(Command):
             finally:
                 victim.kill()
         return "2 users"
+
+    @contextlib.contextmanager
+    def wedged(self, *words):
+        """Another user's program whose memory nobody can look at (tests/programs/wedged.py)."""
+        if os.geteuid() != 0:
+            raise harness.Unavailable("another user needs root")
+        script = pathlib.Path(harness.__file__).resolve().parent.parent / "programs" / "wedged.py"
+        argv = [harness.python_with("ctypes", "python3"), str(script), str(OTHERS), *words]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+            try:
+                if not process.stdout.readline():
+                    raise harness.Unavailable(f"no file system in user space can be mounted: {process.stderr.read().decode()[-200:]}")
+                look = ["timeout", "1", "cat", f"/proc/{process.pid}/cmdline"]
+                until("nobody can look at it", lambda: subprocess.run(look, stdout=subprocess.DEVNULL, check=False).returncode == 124)
+                yield process
+            finally:
+                process.stdin.close()
+                process.stdin = None
+
+    def test_wedged(self):
+        """Another user's programs, of which the kernel can tell nothing that takes their lock, stop neither root's daemon nor `top`, `metrics`, `vm list`, `stat` and `set`."""
+        with self.program(40) as mover, self.wedged("listens") as listens, self.wedged("dormant") as dormant, self.daemon(user=None) as daemon:
+            vm = until("it is seen with rates", lambda: (vm := daemon.vm(mover.pid)) and vm["faults_per_second"] and vm)
+            expect(vm["state"] == "running", f"{vm}")
+            silent = until("the other one is seen", lambda: daemon.vm(listens.pid))
+            expect(silent["state"] == "silent" and silent["kind"] == "program", f"{silent}")
+            expect(daemon.vm(dormant.pid) is None, "what is not known to run under Farshore is told of")
+            until("looks go on", lambda: len(daemon.ask("GET", f"/v1/vms/{mover.pid}/history?seconds=60")["samples"]) >= 5)
+            daemon.ask("POST", f"/v1/vms/{mover.pid}/set", {"key": "memory", "value": "24M"})
+            daemon.wrong("POST", f"/v1/vms/{listens.pid}/set", {"key": "memory", "value": "24M"}, 504, "is it stopped?")
+            heat = until("memory is looked at", lambda: len((now := daemon.ask("GET", f"/v1/vms/{mover.pid}/heat"))["looks"]) >= 2 and now)
+            for words, part in [(["top", "--once"], str(mover.pid)), (["metrics", "--kinds"], f'pid="{mover.pid}"'), (["vm", "list"], "PID"), (["stat", str(mover.pid)], "managed")]:
+                begun = time.monotonic()
+                done = self.call(*words, timeout=PATIENCE)
+                expect(done.status == 0 and part in done.out, f"{words}: {done.status}: {done.out[-300:]} {done.err[-300:]}")
+                expect(time.monotonic() - begun < 30, f"{words} took {time.monotonic() - begun:.0f} s")
+            for pid, part in [(listens.pid, "did not answer"), (dormant.pid, "cannot be looked at")]:
+                done = self.call("stat", str(pid), timeout=PATIENCE)
+                expect(done.status == 1 and part in done.err, f"{pid}: {done.status} {done.err}")
+        return f"{len(heat['looks'])} looks"
 
     def test_bad_input(self):
         """Bytes that are no request, requests that are none of the API's, clients that say nothing or do not read."""

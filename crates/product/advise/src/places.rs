@@ -15,6 +15,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
+use farshore_command::process::bytes;
 use farshore_command::regular;
 
 use crate::policy::page;
@@ -28,9 +29,9 @@ pub struct Mapping {
     pub name: String,
 }
 
-/// The writable private mappings of a process; none if it has ended.
+/// The writable private mappings of a process; none if it has ended, or the kernel does not tell them in time.
 pub fn mappings_of(pid: u32) -> Vec<Mapping> {
-    mappings(&std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default())
+    mappings(&bytes(pid, "maps").unwrap_or_default())
 }
 
 /// Reads `/proc/PID/maps`. A name may be any bytes: those that are no text become U+FFFD.

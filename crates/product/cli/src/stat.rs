@@ -17,6 +17,8 @@ use crate::print;
 
 /// How often a change that takes its time is asked for.
 const CHANGE_LOOK: Duration = Duration::from_millis(100);
+/// How long the kernel may take to tell what lies in RAM.
+const KINDS: Duration = Duration::from_secs(10);
 
 /// Shows the counters of a program, once or again and again.
 ///
@@ -54,7 +56,7 @@ pub fn stat(arguments: &StatArgs) -> Result<u8, Refusal> {
 /// The program's counters, and what the kernel says of its memory.
 fn look(pid: u32) -> Result<Stats, Refusal> {
     let stats = Client::connect(pid)?.stats()?;
-    Ok(Stats { kinds: kinds::of(pid), ..stats })
+    Ok(Stats { kinds: kinds::of(pid, KINDS), ..stats })
 }
 
 /// Whether the process has ended (it may not have been waited for yet).

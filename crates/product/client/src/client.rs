@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::kinds;
-use farshore_command::process::{managers_of, told};
+use farshore_command::process::{is_unknown_now, managers_of, told};
 use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
@@ -89,10 +89,14 @@ impl Client {
                 None if busy => return Err(silent(pid)),
                 None => {
                     // Of a virtual machine monitor its memory's manager is asked.
-                    let is_theirs =
-                        |manager: &u32| told(*manager, "status").is_ok_and(|status| users_in(&status).is_subset(&users));
-                    if let Some(manager) = managers_of(pid).find(is_theirs).filter(|_| leads) {
+                    let is_theirs = |manager| told(manager, "status").is_ok_and(|status| users_in(&status).is_subset(&users));
+                    if leads && let Some(manager) = managers_of(pid, is_theirs).next() {
                         return Self::reach(manager, false);
+                    }
+                    if let Err(why) = has_library(pid)
+                        && is_unknown_now(&why)
+                    {
+                        return Err(Refusal::failed(format!("process {pid} cannot be looked at: {why}")));
                     }
                     if let Some(why) = kinds::obstacle(pid) {
                         return Err(Refusal::failed(format!("process {pid} runs without Farshore: {why}")));
@@ -278,7 +282,8 @@ fn wake(pid: u32) -> bool {
     let listens = catches_waker(&told(pid, "status").unwrap_or_default()) && hears_waker(pid);
     let number = Signal::try_from(WAKER as i32).ok();
     // Of a process that has more rights than we have only the status can be read.
-    listens && has_library(pid).unwrap_or(true) && kill(Pid::from_raw(pid as i32), number).is_ok()
+    let is_ours = || has_library(pid).unwrap_or_else(|why| !is_unknown_now(&why));
+    listens && is_ours() && kill(Pid::from_raw(pid as i32), number).is_ok()
 }
 
 /// Whether a thread of process `pid` has [`WAKER`] open. A handler of the program often has all signals blocked: sent now, the signal would come at its end, where
@@ -307,8 +312,8 @@ fn is_ours(pid: u32) -> bool {
     has_library(pid).unwrap_or(false)
 }
 
-pub(crate) fn has_library(pid: u32) -> Option<bool> {
-    Some(told(pid, "maps").ok()?.contains("/libfarshore.so"))
+pub(crate) fn has_library(pid: u32) -> std::io::Result<bool> {
+    Ok(told(pid, "maps")?.contains("/libfarshore.so"))
 }
 
 /// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.

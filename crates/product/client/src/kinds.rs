@@ -4,8 +4,9 @@
 //! for them only when somebody looks. A mapping belongs to the first kind that fits, in the order of [`kind_of`].
 
 use std::ffi::CString;
+use std::time::Duration;
 
-use farshore_command::process::told;
+use farshore_command::process::{PATIENCE, ask, told_within};
 use farshore_config::stats::Kinds;
 use farshore_launch::{Program, Rights, Work};
 
@@ -34,9 +35,9 @@ impl Mapping<'_> {
     }
 }
 
-/// What of process `pid` lies in RAM. `None`: it has ended, or belongs to somebody else.
-pub fn of(pid: u32) -> Option<Kinds> {
-    let text = told(pid, "smaps").ok().filter(|text| !text.is_empty())?;
+/// What of process `pid` lies in RAM. `None`: it has ended, or belongs to somebody else, or the kernel does not tell it within this time.
+pub fn of(pid: u32, patience: Duration) -> Option<Kinds> {
+    let text = told_within(pid, "smaps", patience).ok().filter(|text| !text.is_empty())?;
     Some(sum(&text))
 }
 
@@ -51,10 +52,10 @@ pub struct Managed {
     pub name: String,
 }
 
-/// The memory of process `pid` that Farshore manages, by address. `None`: it has ended, or belongs to somebody else.
+/// The memory of process `pid` that Farshore manages, by address. `None`: it has ended, or belongs to somebody else, or the kernel does not tell it within this time.
 #[must_use]
-pub fn managed(pid: u32) -> Option<Vec<Managed>> {
-    let text = told(pid, "smaps").ok().filter(|text| !text.is_empty())?;
+pub fn managed(pid: u32, patience: Duration) -> Option<Vec<Managed>> {
+    let text = told_within(pid, "smaps", patience).ok().filter(|text| !text.is_empty())?;
     Some(managed_in(&text))
 }
 
@@ -129,11 +130,13 @@ fn kind_of<'k>(mapping: &Mapping<'_>, kinds: &'k mut Kinds) -> &'k mut u64 {
 
 /// Why process `pid` cannot be managed, by the file that it runs; `None`: nothing is in the way, or it is not known.
 pub fn obstacle(pid: u32) -> Option<&'static str> {
-    // The file that runs, whatever its path names by now.
+    // The file that runs, whatever its path names by now. It may lie in a file system that does not answer.
     let path = CString::new(format!("/proc/{pid}/exe")).ok()?;
-    let mut buffer = vec![0; Work::BYTES];
-    let checked = farshore_launch::check(&Program::at(&path), &Rights::of_this_thread(), &mut Work::new(&mut buffer));
-    checked.err()?.runs_natively()
+    let check = move || {
+        let mut buffer = vec![0; Work::BYTES];
+        Ok(farshore_launch::check(&Program::at(&path), &Rights::of_this_thread(), &mut Work::new(&mut buffer)))
+    };
+    ask(pid, PATIENCE, check).ok()?.err()?.runs_natively()
 }
 
 #[cfg(test)]
@@ -184,8 +187,8 @@ mod tests {
 
     #[test]
     fn this_process_has_text_and_a_stack() {
-        let kinds = of(std::process::id()).expect("one may look at oneself");
+        let kinds = of(std::process::id(), PATIENCE * 100).expect("one may look at oneself");
         assert!(kinds.file_bytes > 0 && kinds.stack_bytes > 0, "{kinds:?}");
-        assert_eq!(of(u32::MAX), None);
+        assert_eq!(of(u32::MAX, PATIENCE), None);
     }
 }

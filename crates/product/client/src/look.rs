@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farshore_config::stats::Stats;
 
-use crate::programs::{self, Program};
+use crate::programs::{self, Program, State};
 use crate::round::{Outcome, Rounds};
 
 /// What the bars show.
@@ -58,6 +58,8 @@ pub enum Status {
     Dormant,
     /// It gives another answer: a line that says why.
     Refuses(String),
+    /// It could not be asked now: a line that says why; the sizes are those of its last answer.
+    Unasked(String),
 }
 
 /// What happens in a second.
@@ -94,6 +96,8 @@ fn faults(stats: &Stats) -> u64 {
 struct Seen {
     since: Instant,
     answered: Option<(Instant, Arc<Stats>)>,
+    /// The limit that it has while it is dormant.
+    dormant: Option<u64>,
     rates: Option<Rates>,
     history: VecDeque<(Instant, f64)>,
 }
@@ -126,9 +130,15 @@ impl Looker {
 
     /// The row of a program; none, if it has ended.
     fn row(&mut self, program: &Program, outcome: Outcome, now: Instant) -> Option<Row> {
-        let seen = self.seen.entry((program.pid, program.started)).or_insert_with(|| Seen {
+        let key = (program.pid, program.started);
+        // Whether it is a program under Farshore is known of those alone that were seen before.
+        if matches!(program.state, State::Hidden(_)) && !self.seen.contains_key(&key) {
+            return None;
+        }
+        let seen = self.seen.entry(key).or_insert_with(|| Seen {
             since: now,
             answered: None,
+            dormant: None,
             rates: None,
             history: VecDeque::new(),
         });
@@ -149,8 +159,15 @@ impl Looker {
         };
         match outcome {
             Outcome::Gone => return None,
-            Outcome::Dormant(limit) => return Some(Row { status: Status::Dormant, limit: Some(limit), ..row }),
+            Outcome::Dormant(limit) => {
+                seen.dormant = Some(limit);
+                return Some(Row { status: Status::Dormant, limit: Some(limit), ..row });
+            }
             Outcome::Refused(why) => return Some(Row { status: Status::Refuses(farshore_config::plain(&why)), ..row }),
+            Outcome::Unasked(why) => {
+                row.status = Status::Unasked(farshore_config::plain(&why));
+                row.limit = seen.dormant;
+            }
             Outcome::Silent => {
                 let last = seen.answered.as_ref().map_or(seen.since, |(at, _)| *at);
                 row.status = Status::Silent(now.saturating_duration_since(last));
@@ -183,7 +200,6 @@ impl Looker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::programs::State;
     use farshore_config::stats::{Autopilot, Budget, Family, Space};
 
     fn program(pid: u32, started: u64) -> Program {
@@ -245,6 +261,13 @@ mod tests {
         let odd = looker.rows(&[program(7, 2), program(9, 1)], vec![Outcome::Refused("no\n".into()), Outcome::Dormant(5)], start);
         assert_eq!([&odd[0].status, &odd[1].status], [&Status::Refuses("no\\n".into()), &Status::Dormant]);
         assert_eq!((odd[0].limit, odd[1].limit), (None, Some(5)));
+        // The kernel does not tell of it now: it stays, unless nothing was known of it.
+        let hidden = |pid| Program { state: State::Hidden("a lock".into()), ..program(pid, 1) };
+        let unasked = || Outcome::Unasked("a lock\n".into());
+        let stays = looker.rows(&[hidden(9), hidden(10), program(11, 1)], vec![unasked(), unasked(), unasked()], start);
+        let told: Vec<_> = stays.iter().map(|row| (row.pid, row.limit)).collect();
+        assert_eq!(told, [(9, Some(5)), (11, None)]);
+        assert_eq!(stays[0].status, Status::Unasked("a lock\\n".into()));
         // Silent from the start.
         let silent = looker.rows(&[program(5, 2)], vec![Outcome::Silent], start);
         assert_eq!((&silent[0].status, silent[0].limit), (&Status::Silent(Duration::ZERO), None));

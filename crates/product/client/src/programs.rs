@@ -5,8 +5,9 @@
 //! options that it was started with. The lists are not of one moment, so a program may have ended before it is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 
-use farshore_command::process::told;
+use farshore_command::process::{bytes, if_there, told};
 use farshore_config::{OPTIONS_VARIABLE, Options};
 
 use crate::client::{catches_waker, has_library, kernels_list, users_in};
@@ -39,6 +40,8 @@ pub enum State {
         /// The limit that it was started with, in bytes.
         limit: u64,
     },
+    /// It may be dormant, but the kernel does not tell it now: a line that says why.
+    Hidden(String),
 }
 
 /// The programs that `user` may ask, by their numbers.
@@ -61,14 +64,21 @@ fn program(pid: u32, user: u32, names: Option<BTreeSet<String>>) -> Option<Progr
     let state = match names {
         // Only names that the program itself may have taken.
         Some(names) => State::Awake(names.into_iter().filter(|name| is_of(name, &users_in(&status))).collect()),
-        None if catches_waker(&status) => {
-            let limit = limit_in(&std::fs::read(format!("/proc/{pid}/environ")).ok()?)?;
-            has_library(pid)?.then_some(State::Dormant { limit })?
-        }
+        None if catches_waker(&status) => match dormant(pid) {
+            Ok(state) => state?,
+            Err(why) => State::Hidden(why.to_string()),
+        },
         None => return None,
     };
     let stat = told(pid, "stat").ok()?;
     Some(Program { pid, started: started_in(&stat)?, user: effective, name: name_in(&stat)?.to_owned(), state })
+}
+
+/// The state of a process that has a handler for the signal, if it is dormant.
+fn dormant(pid: u32) -> io::Result<Option<State>> {
+    let limit = if_there(bytes(pid, "environ"))?.and_then(|environment| limit_in(&environment));
+    let Some(limit) = limit else { return Ok(None) };
+    Ok(if_there(has_library(pid))?.filter(|has| *has).map(|_| State::Dormant { limit }))
 }
 
 /// Names of control sockets that something listens at, by the process that they are for.

@@ -29,6 +29,8 @@ pub enum Outcome {
     Gone,
     /// It answers with something else: a line that says what.
     Refused(String),
+    /// It was not asked now: a line that says why.
+    Unasked(String),
 }
 
 /// Asks programs round by round.
@@ -62,6 +64,7 @@ impl Rounds {
     fn begin(&mut self, program: &Program) -> Option<Outcome> {
         let names = match &program.state {
             State::Dormant { limit } => return Some(Outcome::Dormant(*limit)),
+            State::Hidden(why) => return Some(Outcome::Unasked(why.clone())),
             State::Awake(names) => names,
         };
         if self.asked.contains_key(&key_of(program)) {

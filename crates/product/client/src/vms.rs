@@ -1,6 +1,8 @@
 //! Which programs are virtual machines: a manager has the memory of a monitor's process, and answers in its place.
 
-use farshore_command::process::{managed_by, told};
+use std::io;
+
+use farshore_command::process::{if_there, managed_by, told};
 
 use crate::client::users_in;
 use crate::programs::started;
@@ -20,20 +22,25 @@ pub struct Vm {
 
 /// The virtual machine whose memory process `manager` has; none, if it has none. A process that only says so, and names one of another user, has none: else whoever ends,
 /// or sets, what a list shows would be led to a process that has nothing to do with it.
-#[must_use]
-pub fn of_manager(manager: u32) -> Option<Vm> {
-    let (monitor, own) = (managed_by(manager)?, started(manager)?);
+///
+/// # Errors
+/// It is not known now, as the kernel does not tell it ([`farshore_command::process`]).
+pub fn of_manager(manager: u32) -> io::Result<Option<Vm>> {
+    let (Some(monitor), Some(own)) = (managed_by(manager)?, started(manager)) else { return Ok(None) };
     // A process of this number that is younger than the manager is another one: the monitor has ended, or made itself a daemon.
     let its = started(monitor).filter(|started| *started <= own);
-    if its.is_some() && !may_manage(&told(manager, "status").ok()?, &told(monitor, "status").ok()?) {
-        return None;
+    if its.is_some() {
+        let (Ok(status), Ok(its)) = (told(manager, "status"), told(monitor, "status")) else { return Ok(None) };
+        if !may_manage(&status, &its) {
+            return Ok(None);
+        }
     }
-    let line = its.and_then(|_| told(monitor, "cmdline").ok()).unwrap_or_default();
+    let line = if its.is_some() { if_there(told(monitor, "cmdline"))? } else { None }.unwrap_or_default();
     let words: Vec<&str> = line.split_terminator('\0').collect();
     let comm = |pid| told(pid, "comm").map(|name| name.trim_end().to_owned()).unwrap_or_default();
     let (pid, started) = its.filter(|_| !words.is_empty()).map_or((manager, own), |its| (monitor, its));
     let name = name_in(&words).map_or_else(|| comm(pid), Into::into);
-    Some(Vm { pid, started, manager, name: farshore_config::plain(&name) })
+    Ok(Some(Vm { pid, started, manager, name: farshore_config::plain(&name) }))
 }
 
 /// Whether the process of the first status is of no user that the one of the second is not, but for root.
@@ -68,7 +75,7 @@ mod tests {
         ] {
             assert_eq!(name_in(words), name, "{words:?}");
         }
-        assert_eq!(of_manager(std::process::id()), None);
+        assert_eq!(of_manager(std::process::id()).expect("it is told at once"), None);
     }
 
     #[test]

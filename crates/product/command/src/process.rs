@@ -3,15 +3,74 @@
 //! A process may have any bytes in its name, and so may a file that it has mapped. Often it is the kernel that makes them so: it keeps
 //! the first 15 bytes of a program's name, and a letter of two bytes may lie across that. What is wanted of such a file are its other
 //! fields, so bytes that are no text are replaced, and the rest is read.
+//!
+//! # What may never be answered
+//!
+//! `status`, `stat` and `comm` the kernel tells from its own memory, at once. For `cmdline`, `environ`, `maps`, `smaps` and `pagemap` it takes the lock of the process'
+//! mappings; and what runs (`exe`), or is mapped, may lie in a file system whose server does not answer. A process that waits for such a file system while it has its lock, on
+//! purpose or not, keeps whoever reads these waiting for ever. Every user can make one. So all that is not the kernel's own is asked by [`ask`], with a time limit, and
+//! [`told`] knows which is which.
 
-use std::io;
+mod asked;
+
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+pub use asked::ask;
+
+/// How long the kernel may take to tell something small of a process' memory.
+pub const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The file `/proc/PID/FILE` as text; bytes that are none become U+FFFD.
 ///
 /// # Errors
-/// There is no such process, or it may not be looked at.
+/// There is no such process, or it may not be looked at; or the kernel does not tell it in time ([`ask`]).
 pub fn told(pid: u32, file: &str) -> io::Result<String> {
-    std::fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    told_within(pid, file, PATIENCE)
+}
+
+/// The same, with more time: for what is long.
+///
+/// # Errors
+/// As [`told`].
+pub fn told_within(pid: u32, file: &str, patience: Duration) -> io::Result<String> {
+    bytes_within(pid, file, patience).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The file `/proc/PID/FILE`.
+///
+/// # Errors
+/// As [`told`].
+pub fn bytes(pid: u32, file: &str) -> io::Result<Vec<u8>> {
+    bytes_within(pid, file, PATIENCE)
+}
+
+fn bytes_within(pid: u32, file: &str, patience: Duration) -> io::Result<Vec<u8>> {
+    let path = format!("/proc/{pid}/{file}");
+    if is_the_kernels_own(file) { std::fs::read(path) } else { ask(pid, patience, move || std::fs::read(path)) }
+}
+
+/// Whether the kernel tells it from its own memory: of a process, or of one of its threads (`task/TID/status`).
+fn is_the_kernels_own(file: &str) -> bool {
+    matches!(file.rsplit('/').next(), Some("status" | "stat" | "comm"))
+}
+
+/// Whether something is only not known now, as the kernel did not tell it in time. Other errors say that the process has ended, or may not be looked at.
+#[must_use]
+pub fn is_unknown_now(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::TimedOut
+}
+
+/// What was told; none, if the process has ended or may not be looked at.
+///
+/// # Errors
+/// It is not known now ([`is_unknown_now`]).
+pub fn if_there<T>(told: io::Result<T>) -> io::Result<Option<T>> {
+    match told {
+        Ok(it) => Ok(Some(it)),
+        Err(error) if is_unknown_now(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The word behind which a manager of a virtual machine's memory finds its options and the number of the process whose memory it has: a client of
@@ -22,17 +81,20 @@ pub const KEEPER: &str = "--keep";
 /// See [`KEEPER`]: of the QEMU of `farshore vm run`, which has not connected yet.
 pub const ONE: &str = "--one";
 
-/// The processes that were started as managers of the memory of process `pid`. Everybody may start a process with such words, so whoever asks one makes sure whose it is.
-pub fn managers_of(pid: u32) -> impl Iterator<Item = u32> {
+/// The processes that were started as managers of the memory of process `pid`, of those that `may` be. Everybody may start a process with such words, so `may` makes sure whose it
+/// is: before it is asked for its words, as another user's need not answer.
+pub fn managers_of(pid: u32, may: impl Fn(u32) -> bool) -> impl Iterator<Item = u32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    numbers.filter(move |&number| told(number, "cmdline").is_ok_and(|line| is_manager(&line, pid)))
+    numbers.filter(move |&number| may(number) && told(number, "cmdline").is_ok_and(|line| is_manager(&line, pid)))
 }
 
 /// The process whose memory process `manager` was started for, if it is such a manager. It may have ended.
-#[must_use]
-pub fn managed_by(manager: u32) -> Option<u32> {
-    client_in(&told(manager, "cmdline").ok()?)
+///
+/// # Errors
+/// It is not known now ([`is_unknown_now`]).
+pub fn managed_by(manager: u32) -> io::Result<Option<u32>> {
+    Ok(if_there(told(manager, "cmdline"))?.and_then(|line| client_in(&line)))
 }
 
 fn is_manager(line: &str, pid: u32) -> bool {
@@ -69,7 +131,17 @@ mod tests {
         ] {
             assert!(!is_manager(other, 4711), "{other:?}");
         }
-        assert_eq!(managers_of(2_000_000_000).count(), 0);
+        assert_eq!(managers_of(2_000_000_000, |_| true).count(), 0);
+    }
+
+    #[test]
+    fn what_takes_a_lock_of_the_process_is_known() {
+        for own in ["status", "stat", "comm", "task/7/status"] {
+            assert!(is_the_kernels_own(own), "{own}");
+        }
+        for its in ["cmdline", "environ", "maps", "smaps", "pagemap", "exe", "status/maps"] {
+            assert!(!is_the_kernels_own(its), "{its}");
+        }
     }
 
     #[test]

@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 
 use farshore_client::kinds::{Managed, managed};
 use farshore_client::programs;
+use farshore_command::process::ask;
 
 use crate::shapes::{Heat, Look, Piece};
 
 /// From one look to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long the kernel may take for a look.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long looks go on after the last request.
 const KEPT: Duration = Duration::from_secs(60);
 /// Looks that are kept.
@@ -115,7 +118,7 @@ fn look(all: &Mutex<HashMap<(u32, u64), Watched>>, pid: u32, started: u64) {
     loop {
         let began = Instant::now();
         if number % MAPPINGS == 0
-            && let Some(managed) = managed(pid)
+            && let Some(managed) = managed(pid, PATIENCE)
         {
             // A piece keeps its size, so that what was seen of it before is of the same memory.
             let wanted = size_of(&managed);
@@ -125,7 +128,11 @@ fn look(all: &Mutex<HashMap<(u32, u64), Watched>>, pid: u32, started: u64) {
             pieces = cut(&managed, size);
         }
         number += 1;
-        let seen = seen(pid, &pieces, &mut before);
+        let (looked_at, known) = (pieces.clone(), std::mem::take(&mut before));
+        let seen = ask(pid, PATIENCE, move || seen(pid, &looked_at, &known)).map(|(counts, now)| {
+            before = now;
+            counts
+        });
         let mut all = locked(all);
         let Some(watched) = all.get_mut(&(pid, started)) else { return };
         if watched.asked.elapsed() > KEPT || programs::started(pid) != Some(started) {
@@ -194,8 +201,8 @@ fn runs(start: u64, end: u64, every: u64) -> impl Iterator<Item = (u64, u64)> {
     (first..last).step_by(RUN as usize * every as usize).map(move |at| (at, RUN.min(last - at)))
 }
 
-/// Looks at all pieces once.
-fn seen(pid: u32, pieces: &[Piece], before: &mut Bits) -> std::io::Result<Counts> {
+/// Looks at all pieces once: what was there before, and is now.
+fn seen(pid: u32, pieces: &[Piece], before: &Bits) -> std::io::Result<(Counts, Bits)> {
     let file = File::open(format!("/proc/{pid}/pagemap"))?;
     let every = every(pieces);
     let mut counts = Counts::new();
@@ -217,8 +224,7 @@ fn seen(pid: u32, pieces: &[Piece], before: &mut Bits) -> std::io::Result<Counts
         counts.insert(piece.start, (resident, came));
         now.insert(piece.start, bits);
     }
-    *before = now;
-    Ok(counts)
+    Ok((counts, now))
 }
 
 #[cfg(test)]
@@ -256,17 +262,22 @@ mod tests {
         let pieces = [Piece { start: first, bytes: pages as u64 * PAGE, name: String::new(), pages: pages as u32 }];
         let mut bits = Bits::new();
         let pid = std::process::id();
-        let before = seen(pid, &pieces, &mut bits).expect("one may look at oneself")[&first];
+        let mut look = || {
+            let (counts, now) = seen(pid, &pieces, &bits).expect("one may look at oneself");
+            bits = now;
+            counts[&first]
+        };
+        let before = look();
         for page in (0..pages).step_by(2) {
             mine[offset + page * PAGE as usize] = 1;
         }
-        let after = seen(pid, &pieces, &mut bits).expect("one may look at oneself")[&first];
+        let after = look();
         assert_eq!(before.1, 0, "there was no look before");
         assert_eq!(after.0 - before.0, after.1, "{before:?} to {after:?}");
         // The kernel may have brought more at once, in large pages.
         assert!(after.0 as usize >= pages / 2, "{after:?}");
-        assert_eq!(seen(pid, &pieces, &mut bits).expect("it is there")[&first], (after.0, 0));
+        assert_eq!(look(), (after.0, 0));
         std::hint::black_box(mine);
-        assert!(seen(u32::MAX, &pieces, &mut bits).is_err());
+        assert!(seen(u32::MAX, &pieces, &Bits::new()).is_err());
     }
 }

@@ -3,6 +3,7 @@
 //! A request is answered with what the last look saw. So it asks no program, and one that is stopped keeps no request waiting.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,8 @@ pub struct Seen {
     /// Its counters.
     pub stats: Option<Arc<Stats>>,
     key: Key,
-    is: Option<vms::Vm>,
+    /// The virtual machine that it manages, if it does; nothing, as long as the kernel does not tell whether.
+    is: Option<Option<vms::Vm>>,
 }
 
 /// What looks have seen.
@@ -84,17 +86,23 @@ impl Watch {
     }
 
     /// `vm_of`: the virtual machine of a manager. `started`: when a process was started, if there is one.
-    fn take(&self, rows: Vec<Row>, vm_of: impl Fn(u32) -> Option<vms::Vm>, started: impl Fn(u32) -> Option<u64>, now: Instant) {
+    fn take(
+        &self,
+        rows: Vec<Row>,
+        vm_of: impl Fn(u32) -> io::Result<Option<vms::Vm>>,
+        started: impl Fn(u32) -> Option<u64>,
+        now: Instant,
+    ) {
         let seen: Vec<Seen> = rows
             .into_iter()
             .map(|row| {
                 // What it is does not change, so the kernel is asked once: but for a monitor that has ended before its manager, or was a daemon's first process. Its number
                 // may be another's by now.
                 let known = self.inner().seen.iter().find(|seen| seen.key == (row.pid, row.started)).map(|seen| seen.is.clone());
-                let is = match known {
-                    Some(Some(vm)) if started(vm.pid) != Some(vm.started) => vm_of(row.pid),
-                    Some(known) => known,
-                    None => vm_of(row.pid),
+                let is = match known.flatten() {
+                    Some(Some(vm)) if started(vm.pid) != Some(vm.started) => vm_of(row.pid).ok(),
+                    Some(known) => Some(known),
+                    None => vm_of(row.pid).ok(),
                 };
                 told(row, is)
             })
@@ -129,12 +137,14 @@ pub fn look(watch: &Watch) {
 }
 
 /// What is told of a row.
-fn told(row: Row, is: Option<vms::Vm>) -> Seen {
+fn told(row: Row, is: Option<Option<vms::Vm>>) -> Seen {
+    let vm = is.as_ref().and_then(Option::as_ref);
     let (state, why) = match &row.status {
         Status::Answers => (State::Running, None),
         Status::Dormant => (State::Dormant, Some("its memory has always fitted: it has no counters yet".into())),
         Status::Silent(since) => (State::Silent, Some(format!("no answer for {} s: is it stopped?", since.as_secs()))),
         Status::Refuses(why) => (State::Refusing, Some(why.clone())),
+        Status::Unasked(why) => (State::Silent, Some(format!("it cannot be asked: {why}"))),
     };
     let stats = row.stats.as_deref();
     let budget = stats.and_then(|stats| stats.budget.as_ref()).map(|it| Budget {
@@ -152,11 +162,11 @@ fn told(row: Row, is: Option<vms::Vm>) -> Seen {
     });
     let parameters = stats.into_iter().flat_map(|stats| &stats.policies).flat_map(|policy| policy.parameters.clone());
     let vm = Vm {
-        pid: is.as_ref().map_or(row.pid, |vm| vm.pid),
-        started: is.as_ref().map_or(row.started, |vm| vm.started),
-        name: is.as_ref().map_or(row.name, |vm| vm.name.clone()),
-        kind: if is.is_some() { Kind::Vm } else { Kind::Program },
-        manager: is.as_ref().map(|vm| vm.manager),
+        pid: vm.map_or(row.pid, |vm| vm.pid),
+        started: vm.map_or(row.started, |vm| vm.started),
+        name: vm.map_or(row.name, |vm| vm.name.clone()),
+        kind: if vm.is_some() { Kind::Vm } else { Kind::Program },
+        manager: vm.map(|vm| vm.manager),
         state,
         why,
         created: false,
@@ -219,7 +229,7 @@ mod tests {
         let asked = std::cell::Cell::new(0);
         let vm_of = |pid: u32| {
             asked.set(asked.get() + 1);
-            (pid == 8).then(|| vms::Vm { pid: 7, started: 1, manager: 8, name: "one".into() })
+            Ok((pid == 8).then(|| vms::Vm { pid: 7, started: 1, manager: 8, name: "one".into() }))
         };
         let now = Instant::now();
         for at in 0..3 {
@@ -239,10 +249,29 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_does_not_tell_is_asked_again() {
+        let watch = Watch::default();
+        let told = std::cell::Cell::new(false);
+        let vm_of = |_| match told.get() {
+            true => Ok(Some(vms::Vm { pid: 7, started: 1, manager: 8, name: "one".into() })),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        };
+        for (is_told, kind) in [(false, Kind::Program), (true, Kind::Vm), (false, Kind::Vm)] {
+            told.set(is_told);
+            watch.take(vec![row(8, 1)], vm_of, |_| Some(1), Instant::now());
+            assert_eq!(watch.all().iter().map(|vm| vm.kind).collect::<Vec<_>>(), [kind]);
+        }
+        let unasked = Row { status: Status::Unasked("a lock".into()), ..row(8, 1) };
+        watch.take(vec![unasked], vm_of, |_| Some(1), Instant::now());
+        let one = watch.one(8).expect("it is there").vm;
+        assert_eq!((one.state, one.why.as_deref()), (State::Silent, Some("it cannot be asked: a lock")));
+    }
+
+    #[test]
     fn a_monitors_number_that_came_again_is_not_the_virtual_machine() {
         let watch = Watch::default();
         let now = Instant::now();
-        let vm = |pid, started| move |_| Some(vms::Vm { pid, started, manager: 8, name: "one".into() });
+        let vm = |pid, started| move |_| Ok(Some(vms::Vm { pid, started, manager: 8, name: "one".into() }));
         watch.take(vec![row(8, 5)], vm(7, 4), |_| Some(4), now);
         assert_eq!(watch.one(7).map(|seen| seen.vm.started), Some(4));
         // The monitor was the first process of a daemon. Somebody else's process has its number now.
@@ -256,7 +285,7 @@ mod tests {
         let (watch, own) = (Watch::default(), std::process::id());
         let started = programs::started(own).expect("it runs");
         for (started, is_there) in [(started, true), (started - 1, false)] {
-            watch.take(vec![row(own, started)], |_| None, |_| None, Instant::now());
+            watch.take(vec![row(own, started)], |_| Ok(None), |_| None, Instant::now());
             assert_eq!(watch.one(own).map(|seen| seen.is_there()), Some(is_there));
         }
     }
@@ -265,16 +294,16 @@ mod tests {
     fn what_ends_is_forgotten_and_what_is_old_too() {
         let watch = Watch::default();
         let now = Instant::now();
-        watch.take(vec![row(8, 1)], |_| None, |_| None, now);
-        watch.take(vec![row(8, 1)], |_| None, |_| None, now + KEPT + Duration::from_secs(1));
+        watch.take(vec![row(8, 1)], |_| Ok(None), |_| None, now);
+        watch.take(vec![row(8, 1)], |_| Ok(None), |_| None, now + KEPT + Duration::from_secs(1));
         let one = watch.one(8).expect("it runs");
         assert_eq!(watch.history(&one, KEPT).len(), 1);
         // The number came again.
-        watch.take(vec![row(8, 2)], |_| None, |_| None, now + KEPT + Duration::from_secs(2));
+        watch.take(vec![row(8, 2)], |_| Ok(None), |_| None, now + KEPT + Duration::from_secs(2));
         assert!(watch.history(&one, KEPT).is_empty());
         assert_eq!(watch.inner().history.len(), 1);
         let silent = Row { status: Status::Silent(Duration::from_secs(3)), rates: None, ..row(8, 2) };
-        watch.take(vec![silent], |_| None, |_| None, now);
+        watch.take(vec![silent], |_| Ok(None), |_| None, now);
         let one = watch.one(8).expect("it is there");
         assert_eq!((one.vm.state, one.vm.why.as_deref()), (State::Silent, Some("no answer for 3 s: is it stopped?")));
     }

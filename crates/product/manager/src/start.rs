@@ -271,8 +271,8 @@ fn tell_of_end(child: &mut Child, client: i32, clients: &Clients) {
     let number = child.id();
     let Ok(status) = child.wait() else { return };
     let Some(signal) = status.signal() else { return };
-    let is_own = |manager: &u32| parent(*manager) == Some(std::process::id());
-    let manager = managers_of(client.cast_unsigned()).find(is_own).and_then(|manager| i32::try_from(manager).ok());
+    let is_own = |manager| parent(manager) == Some(std::process::id());
+    let manager = managers_of(client.cast_unsigned(), is_own).next().and_then(|manager| i32::try_from(manager).ok());
     let Some(manager) = manager.and_then(Pid::from_raw) else {
         tell(&format!("what keeps the manager of process {client} (process {number}) was ended by signal {signal}"));
         return;

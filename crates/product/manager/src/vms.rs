@@ -28,7 +28,7 @@ type Found = (Vm, Outcome);
 fn all() -> Vec<Found> {
     let programs = programs::of_user(rustix::process::geteuid().as_raw());
     let (vms, managers): (Vec<_>, Vec<_>) =
-        programs.into_iter().filter_map(|program| Some((of_manager(program.pid)?, program))).unzip();
+        programs.into_iter().filter_map(|program| Some((of_manager(program.pid).ok()??, program))).unzip();
     let outcomes = Rounds::default().ask(&managers, Instant::now() + PATIENCE);
     let mut found: Vec<Found> = vms.into_iter().zip(outcomes).filter(|(_, outcome)| *outcome != Outcome::Gone).collect();
     found.sort_by_key(|(vm, _)| vm.pid);
@@ -71,7 +71,7 @@ fn row((vm, outcome): &Found) -> Vec<String> {
                 bytes(out(stats)),
             ]
         }
-        Outcome::Refused(why) => vec![plain(why)],
+        Outcome::Refused(why) | Outcome::Unasked(why) => vec![plain(why)],
         _ => vec!["no answer: is it stopped?".into()],
     };
     first.into_iter().chain(rest).collect()
@@ -92,7 +92,7 @@ fn object((vm, outcome): &Found) -> Value {
             object["level"] = level(stats).into();
             object["policy"] = plain(&stats.policy).into();
         }
-        Outcome::Refused(why) => object["why"] = plain(why).into(),
+        Outcome::Refused(why) | Outcome::Unasked(why) => object["why"] = plain(why).into(),
         _ => object["why"] = "no answer: is it stopped?".into(),
     }
     object

@@ -6,6 +6,7 @@ pub mod text;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use farshore_client::programs::State;
 use farshore_client::round::{Outcome, Rounds};
 use farshore_client::{kinds, programs};
 use farshore_command::http;
@@ -52,13 +53,15 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
 
 /// Asks all programs of a user, and makes the text.
 fn gather(rounds: &mut Rounds, user: u32, with_kinds: bool) -> String {
-    let programs = programs::of_user(user);
+    let mut programs = programs::of_user(user);
+    // Whether these are programs under Farshore is not known.
+    programs.retain(|program| !matches!(program.state, State::Hidden(_)));
     let mut outcomes = rounds.ask(&programs, Instant::now() + PATIENCE);
     for (program, outcome) in programs.iter().zip(&mut outcomes) {
         if let Outcome::Answered(stats) = outcome
             && with_kinds
         {
-            stats.kinds = kinds::of(program.pid);
+            stats.kinds = kinds::of(program.pid, PATIENCE);
         }
     }
     text::text(&programs, outcomes)

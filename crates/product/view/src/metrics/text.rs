@@ -51,7 +51,7 @@ impl Collector for Asked {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let up = self.programs.iter().filter_map(|(labels, outcome, _)| match outcome {
             Outcome::Answered(_) => Some((labels.clone(), 1)),
-            Outcome::Silent | Outcome::Refused(_) => Some((labels.clone(), 0)),
+            Outcome::Silent | Outcome::Refused(_) | Outcome::Unasked(_) => Some((labels.clone(), 0)),
             Outcome::Dormant(_) | Outcome::Gone => None,
         });
         gauges(&mut encoder, "farshore_up", "Whether the program has answered.", up)?;

@@ -1,9 +1,12 @@
 //! The mappings of a process, as `/proc/PID/maps` tells them.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
+
+use farshore_command::process::{PATIENCE, ask, bytes};
 
 use super::file::{Mapping, NAME_MAX};
 
@@ -41,7 +44,7 @@ impl Looks {
             return None;
         }
         self.changed = false;
-        let text = std::fs::read(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let text = bytes(self.pid, "maps").unwrap_or_default();
         let taken = begun.elapsed();
         self.next = (begun + PAUSES.0.max(taken * SHARE), begun + PAUSES.1.max(taken * SHARE));
         // One that has just ended has none.
@@ -50,16 +53,17 @@ impl Looks {
         }
         let mut mappings: Vec<Mapping> = text.split(|&byte| byte == b'\n').filter_map(of_line).collect();
         for it in mappings.iter_mut().filter(|it| it.name.starts_with(b"/")) {
-            (it.size, it.changed_ns) = *self.files.entry(it.name.clone()).or_insert_with(|| looked_at(&it.name));
+            (it.size, it.changed_ns) = *self.files.entry(it.name.clone()).or_insert_with(|| looked_at(self.pid, &it.name));
         }
         self.before = text;
         Some(mappings)
     }
 }
 
-/// Size and last change of a file; zeros if it cannot be looked at.
-fn looked_at(name: &[u8]) -> (u64, u64) {
-    let data = std::fs::metadata(std::ffi::OsStr::from_bytes(name)).ok().filter(std::fs::Metadata::is_file);
+/// Size and last change of a file that this process has mapped; zeros if it cannot be looked at, or its file system does not answer.
+fn looked_at(pid: u32, name: &[u8]) -> (u64, u64) {
+    let path = OsStr::from_bytes(name).to_owned();
+    let data = ask(pid, PATIENCE, move || std::fs::metadata(path)).ok().filter(std::fs::Metadata::is_file);
     data.as_ref().map_or((0, 0), as_looked_at)
 }
 

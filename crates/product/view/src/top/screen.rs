@@ -111,7 +111,7 @@ impl Screen {
         let count = |status: fn(&Status) -> bool| self.rows.iter().filter(|row| status(&row.status)).count();
         let (dormant, silent) = (
             count(|status| *status == Status::Dormant),
-            count(|status| matches!(status, Status::Silent(_) | Status::Refuses(_))),
+            count(|status| matches!(status, Status::Silent(_) | Status::Refuses(_) | Status::Unasked(_))),
         );
         let sum = |of: fn(&Row) -> Option<u64>| table::size(self.rows.iter().filter_map(of).fold(0, u64::saturating_add));
         let mut text = format!(" farshore top: {} program{}", self.rows.len(), if self.rows.len() == 1 { "" } else { "s" });

@@ -68,7 +68,7 @@ impl Column {
                 }
                 (Status::Dormant, _) => "dormant".into(),
                 (Status::Silent(since), _) => format!("no answer for {}", seconds(*since)),
-                (Status::Refuses(why), _) => why.clone(),
+                (Status::Refuses(why) | Status::Unasked(why), _) => why.clone(),
             },
         }
     }
