@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -356,6 +357,26 @@ class TestDaemon(Command):
                 done = self.call("stat", str(pid), timeout=PATIENCE)
                 expect(done.status == 1 and part in done.err, f"{pid}: {done.status} {done.err}")
         return f"{len(heat['looks'])} looks"
+
+    def test_no_descriptors(self):
+        """Looks for which the daemon has no descriptors make it forget nothing, and it says why they have seen nothing."""
+        with self.program(40, user=None) as mover, self.program(4, memory="1G", user=None) as fits, self.daemon(user=None) as daemon:
+            until("there is a history", lambda: daemon.vm(mover.pid) and len(daemon.ask("GET", f"/v1/vms/{mover.pid}/history?seconds=60")["samples"]) >= 3)
+            pid = daemon.process.pid
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            there = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+            begun = time.monotonic()
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(number for number in range(1 << 16) if number not in there), before[1]))
+            time.sleep(3)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+            expect({mover.pid, fits.pid} <= {vm["pid"] for vm in daemon.ask("GET", "/v1/vms")}, "it has forgotten them")
+            until("it is seen again", lambda: daemon.vm(mover.pid)["state"] == "running" and daemon.vm(fits.pid)["state"] == "dormant")
+            ages = [sample["age_ms"] for sample in daemon.ask("GET", f"/v1/vms/{mover.pid}/history?seconds=60")["samples"]]
+            expect(ages[0] / 1000 > time.monotonic() - begun, f"what was seen before is forgotten: {ages}")
+            expect(select.select([daemon.process.stderr], [], [], PATIENCE)[0], "it does not say why")
+            line = daemon.process.stderr.readline().decode()
+            expect("Too many open files" in line and "raise the limits of open files" in line, f"it says {line!r}")
+        return f"{len(ages)} samples"
 
     def test_bad_input(self):
         """Bytes that are no request, requests that are none of the API's, clients that say nothing or do not read."""

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::kinds;
-use farshore_command::process::{is_unknown_now, managers_of, told};
+use farshore_command::process::{if_there, is_late, is_unknown_now, managers_of, remedy, told};
 use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
@@ -55,7 +55,8 @@ impl Client {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let (mut impostor, mut woken, mut asked) = (None, None::<Instant>, false);
         loop {
-            let names = users.iter().map(|&user| socket_name(user, pid)).chain(longer_names(&kernels_list(), pid));
+            let list = kernels_list().map_err(|error| unlooked(pid, &error))?;
+            let names = users.iter().map(|&user| socket_name(user, pid)).chain(longer_names(&list, pid));
             let mut busy = false;
             for name in names {
                 match connect_to(&name) {
@@ -69,9 +70,8 @@ impl Client {
                     // So many wait already; if it is ours, that is over soon.
                     Err(error) if error.kind() == ErrorKind::WouldBlock => busy = true,
                     Err(error) => {
-                        return Err(Refusal::failed(format!(
-                            "cannot reach process {pid} ({error}): is its network namespace another one?"
-                        )));
+                        let what = remedy(&error).unwrap_or("is its network namespace another one?");
+                        return Err(Refusal::failed(format!("cannot reach process {pid} ({error}): {what}")));
                     }
                 }
             }
@@ -94,7 +94,7 @@ impl Client {
                         return Self::reach(manager, false);
                     }
                     if let Err(why) = has_library(pid)
-                        && is_unknown_now(&why)
+                        && is_late(&why)
                     {
                         return Err(Refusal::failed(format!("process {pid} cannot be looked at: {why}")));
                     }
@@ -316,9 +316,14 @@ pub(crate) fn has_library(pid: u32) -> std::io::Result<bool> {
     Ok(told(pid, "maps")?.contains("/libfarshore.so"))
 }
 
-/// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.
-pub(crate) fn kernels_list() -> String {
-    std::fs::read("/proc/net/unix").map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
+fn unlooked(pid: u32, error: &std::io::Error) -> Refusal {
+    Refusal::failed(format!("cannot look at process {pid} ({error}): {}", remedy(error).unwrap_or("ask as its user or root")))
+}
+
+/// The kernel's list of the sockets of this network namespace; nothing where there is none.
+pub(crate) fn kernels_list() -> std::io::Result<String> {
+    let list = if_there(std::fs::read("/proc/net/unix"))?.unwrap_or_default();
+    Ok(String::from_utf8_lossy(&list).into_owned())
 }
 
 /// Names in that list that a program has taken which found its own in other hands: with a number at the end. Each once: a listener and its connections have the same.
@@ -341,7 +346,7 @@ fn users(pid: u32) -> Result<BTreeSet<u32>, Refusal> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(Refusal::failed(format!("there is no process {pid}: check the number with 'pgrep -a NAME'")));
         }
-        Err(error) => return Err(Refusal::failed(format!("cannot look at process {pid} ({error}): ask as its user or root"))),
+        Err(error) => return Err(unlooked(pid, &error)),
     };
     Ok(users_in(&status))
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use farshore_config::stats::Stats;
 
-use crate::programs::{self, Program, State};
-use crate::round::{Outcome, Rounds};
+use crate::programs::{Program, State};
+use crate::round::{Found, Outcome, Rounds};
 
 /// What the bars show.
 pub const HISTORY: Duration = Duration::from_secs(60);
@@ -108,19 +108,26 @@ pub struct Looker {
     user: u32,
     rounds: Rounds,
     seen: BTreeMap<(u32, u64), Seen>,
+    trouble: Option<String>,
 }
 
 impl Looker {
     /// Looks at what this user may see.
     pub fn new(user: u32) -> Looker {
-        Looker { user, rounds: Rounds::default(), seen: BTreeMap::new() }
+        Looker { user, rounds: Rounds::default(), seen: BTreeMap::new(), trouble: None }
     }
 
     /// All programs, by their numbers.
     pub fn look(&mut self) -> Vec<Row> {
-        let programs = programs::of_user(self.user);
-        let outcomes = self.rounds.ask(&programs, Instant::now() + PATIENCE);
+        let Found { programs, outcomes, trouble } = self.rounds.look(self.user, PATIENCE);
+        self.trouble = trouble;
         self.rows(&programs, outcomes, Instant::now())
+    }
+
+    /// Why the last look has seen nothing: a line.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     fn rows(&mut self, programs: &[Program], outcomes: Vec<Outcome>, now: Instant) -> Vec<Row> {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use farshore_command::process::{bytes, if_there, told};
+use farshore_command::process::{bytes, if_there, is_late, told};
 use farshore_config::{OPTIONS_VARIABLE, Options};
 
 use crate::client::{catches_waker, has_library, kernels_list, users_in};
@@ -45,33 +45,35 @@ pub enum State {
 }
 
 /// The programs that `user` may ask, by their numbers.
-#[must_use]
-pub fn of_user(user: u32) -> Vec<Program> {
-    let mut listening = listening(&kernels_list());
-    let folders = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+///
+/// # Errors
+/// This process lacks what it takes to look (descriptors, memory), so which there are is not known now.
+pub fn of_user(user: u32) -> io::Result<Vec<Program>> {
+    let mut listening = listening(&kernels_list()?);
+    let folders = if_there(std::fs::read_dir("/proc"))?.into_iter().flatten().flatten();
     let mut pids: Vec<u32> = folders.filter_map(|folder| folder.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    pids.into_iter().filter_map(|pid| program(pid, user, listening.remove(&pid))).collect()
+    pids.into_iter().filter_map(|pid| program(pid, user, listening.remove(&pid)).transpose()).collect()
 }
 
 /// Process `pid`, if `user` may ask it and it runs under Farshore.
-fn program(pid: u32, user: u32, names: Option<BTreeSet<String>>) -> Option<Program> {
-    let status = told(pid, "status").ok()?;
-    let effective = effective_user(&status)?;
-    if user != 0 && user != effective {
-        return None;
-    }
+fn program(pid: u32, user: u32, names: Option<BTreeSet<String>>) -> io::Result<Option<Program>> {
+    let Some(status) = if_there(told(pid, "status"))? else { return Ok(None) };
+    let Some(effective) = effective_user(&status).filter(|effective| user == 0 || user == *effective) else { return Ok(None) };
     let state = match names {
         // Only names that the program itself may have taken.
         Some(names) => State::Awake(names.into_iter().filter(|name| is_of(name, &users_in(&status))).collect()),
         None if catches_waker(&status) => match dormant(pid) {
-            Ok(state) => state?,
-            Err(why) => State::Hidden(why.to_string()),
+            Ok(Some(state)) => state,
+            Ok(None) => return Ok(None),
+            Err(why) if is_late(&why) => State::Hidden(why.to_string()),
+            Err(why) => return Err(why),
         },
-        None => return None,
+        None => return Ok(None),
     };
-    let stat = told(pid, "stat").ok()?;
-    Some(Program { pid, started: started_in(&stat)?, user: effective, name: name_in(&stat)?.to_owned(), state })
+    let stat = if_there(told(pid, "stat"))?.unwrap_or_default();
+    let (Some(started), Some(name)) = (started_in(&stat), name_in(&stat)) else { return Ok(None) };
+    Ok(Some(Program { pid, started, user: effective, name: name.to_owned(), state }))
 }
 
 /// The state of a process that has a handler for the signal, if it is dormant.
@@ -113,9 +115,11 @@ fn effective_user(status: &str) -> Option<u32> {
 }
 
 /// When process `pid` was started, in the kernel's ticks; none, if there is none.
-#[must_use]
-pub fn started(pid: u32) -> Option<u64> {
-    started_in(&told(pid, "stat").ok()?)
+///
+/// # Errors
+/// This process lacks what it takes to look.
+pub fn started(pid: u32) -> io::Result<Option<u64>> {
+    Ok(if_there(told(pid, "stat"))?.and_then(|stat| started_in(&stat)))
 }
 
 /// The memory limit of the options in an environment.
@@ -178,7 +182,8 @@ mod tests {
     #[test]
     fn a_process_without_farshore_is_none() {
         let user = rustix::process::geteuid().as_raw();
-        let of = |user| of_user(user).into_iter().any(|program| program.pid == std::process::id());
+        let of =
+            |user| of_user(user).expect("there are descriptors").into_iter().any(|program| program.pid == std::process::id());
         assert!(!of(user) && !of(user + 1));
     }
 }

@@ -4,17 +4,18 @@
 //! came meanwhile. So a stopped program gets one question, not one each round, and no later round waits for it.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use farshore_command::process::{is_unknown_now, remedy};
 use farshore_config::control::Request;
 use farshore_config::stats::Stats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::client::{ANSWER_LIMIT, connect_to, peer};
-use crate::programs::{Program, State};
+use crate::programs::{self, Program, State};
 
 /// What came of asking a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,9 +34,22 @@ pub enum Outcome {
     Unasked(String),
 }
 
+/// What a round has found.
+#[derive(Debug)]
+pub struct Found {
+    /// The programs.
+    pub programs: Vec<Program>,
+    /// What came of asking each.
+    pub outcomes: Vec<Outcome>,
+    /// Why these are those of the round before: a line.
+    pub trouble: Option<String>,
+}
+
 /// Asks programs round by round.
 #[derive(Debug, Default)]
 pub struct Rounds {
+    /// Those of the last round.
+    last: Vec<Program>,
     /// Questions that have no answer yet, by process and start.
     asked: BTreeMap<(u32, u64), Talk>,
 }
@@ -50,6 +64,27 @@ struct Talk {
 }
 
 impl Rounds {
+    /// Asks all programs of a user, for so long at most. Where they cannot be looked for, they are those of the round before, and not asked.
+    pub fn look(&mut self, user: u32, patience: Duration) -> Found {
+        self.found(programs::of_user(user), patience)
+    }
+
+    fn found(&mut self, programs: io::Result<Vec<Program>>, patience: Duration) -> Found {
+        match programs {
+            Ok(programs) => {
+                self.last.clone_from(&programs);
+                let outcomes = self.ask(&programs, Instant::now() + patience);
+                Found { programs, outcomes, trouble: None }
+            }
+            Err(error) => {
+                let why = unlooked(&error);
+                let programs = self.last.clone();
+                let outcomes = programs.iter().map(|_| Outcome::Unasked(why.clone())).collect();
+                Found { programs, outcomes, trouble: Some(why) }
+            }
+        }
+    }
+
     /// Asks all of them. Returns in their order, at `until` at the latest.
     pub fn ask(&mut self, programs: &[Program], until: Instant) -> Vec<Outcome> {
         self.asked.retain(|key, _| programs.iter().any(|program| key_of(program) == *key));
@@ -87,6 +122,7 @@ impl Rounds {
                 Ok(_) => {}
                 // So many wait already that it has no room for us.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => outcome = Outcome::Silent,
+                Err(error) if is_unknown_now(&error) => outcome = Outcome::Unasked(unlooked(&error)),
                 Err(_) => {}
             }
         }
@@ -155,6 +191,12 @@ impl Talk {
     }
 }
 
+/// Why programs cannot be looked at: a line.
+#[must_use]
+pub fn unlooked(error: &io::Error) -> String {
+    format!("programs cannot be looked at now ({error}): {}", remedy(error).unwrap_or("is /proc mounted?"))
+}
+
 /// An answer's line.
 fn read(line: &str) -> Outcome {
     let error =
@@ -175,7 +217,6 @@ mod tests {
     use std::io::BufRead;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener};
-    use std::time::Duration;
 
     /// No round of these tests comes to it, unless something hangs.
     fn later() -> Instant {
@@ -250,6 +291,23 @@ mod tests {
             }
             let _ = other.join().expect("it ends");
         }
+    }
+
+    #[test]
+    fn a_round_without_descriptors_forgets_nobody() {
+        let mut rounds = Rounds::default();
+        let nowhere = || vec![program(1, &["farshore-nobody-listens-here"])];
+        let patience = Duration::from_secs(60);
+        assert_eq!(rounds.found(Ok(nowhere()), patience).trouble, None);
+        for errno in [Errno::MFILE, Errno::NFILE] {
+            let found = rounds.found(Err(errno.into()), patience);
+            let why = found.trouble.expect("it says why");
+            assert!(why.contains("raise the limits of open files") && why.contains("Too many open files"), "{why}");
+            assert_eq!((found.programs, found.outcomes), (nowhere(), vec![Outcome::Unasked(why)]));
+        }
+        // It is over.
+        let dormant = || Program { state: State::Dormant { limit: 5 }, ..program(1, &[]) };
+        assert_eq!(rounds.found(Ok(vec![dormant()]), patience).outcomes, [Outcome::Dormant(5)]);
     }
 
     #[test]

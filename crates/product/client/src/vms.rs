@@ -26,11 +26,12 @@ pub struct Vm {
 /// # Errors
 /// It is not known now, as the kernel does not tell it ([`farshore_command::process`]).
 pub fn of_manager(manager: u32) -> io::Result<Option<Vm>> {
-    let (Some(monitor), Some(own)) = (managed_by(manager)?, started(manager)) else { return Ok(None) };
+    let (Some(monitor), Some(own)) = (managed_by(manager)?, started(manager)?) else { return Ok(None) };
     // A process of this number that is younger than the manager is another one: the monitor has ended, or made itself a daemon.
-    let its = started(monitor).filter(|started| *started <= own);
+    let its = started(monitor)?.filter(|started| *started <= own);
     if its.is_some() {
-        let (Ok(status), Ok(its)) = (told(manager, "status"), told(monitor, "status")) else { return Ok(None) };
+        let of = |pid| if_there(told(pid, "status"));
+        let (Some(status), Some(its)) = (of(manager)?, of(monitor)?) else { return Ok(None) };
         if !may_manage(&status, &its) {
             return Ok(None);
         }

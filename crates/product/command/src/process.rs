@@ -17,6 +17,7 @@ use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 pub use asked::ask;
+use rustix::io::Errno;
 
 /// How long the kernel may take to tell something small of a process' memory.
 pub const PATIENCE: Duration = Duration::from_millis(500);
@@ -55,10 +56,29 @@ fn is_the_kernels_own(file: &str) -> bool {
     matches!(file.rsplit('/').next(), Some("status" | "stat" | "comm"))
 }
 
-/// Whether something is only not known now, as the kernel did not tell it in time. Other errors say that the process has ended, or may not be looked at.
+/// Whether something is only not known now: the kernel did not tell it in time, or this process lacks what it takes to ask (descriptors, memory, a thread). Other errors say that the process
+/// has ended, or may not be looked at.
 #[must_use]
 pub fn is_unknown_now(error: &io::Error) -> bool {
+    is_late(error) || remedy(error).is_some()
+}
+
+/// Whether the kernel did not tell something in time.
+#[must_use]
+pub fn is_late(error: &io::Error) -> bool {
     error.kind() == ErrorKind::TimedOut
+}
+
+/// What helps where something could not be asked for lack of something.
+#[must_use]
+pub fn remedy(error: &io::Error) -> Option<&'static str> {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    match errno {
+        Some(Errno::MFILE | Errno::NFILE) => Some("raise the limits of open files (ulimit -n, fs.file-max)"),
+        Some(Errno::NOMEM | Errno::NOBUFS) => Some("is there memory left?"),
+        Some(Errno::AGAIN) => Some("raise the limits of processes (ulimit -u, pids.max)"),
+        _ => None,
+    }
 }
 
 /// What was told; none, if the process has ended or may not be looked at.
@@ -132,6 +152,17 @@ mod tests {
             assert!(!is_manager(other, 4711), "{other:?}");
         }
         assert_eq!(managers_of(2_000_000_000, |_| true).count(), 0);
+    }
+
+    #[test]
+    fn what_is_lacking_is_not_taken_for_an_end() {
+        let of = |errno: Errno| is_unknown_now(&errno.into());
+        assert!([Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN].into_iter().all(of));
+        assert!(![Errno::NOENT, Errno::SRCH, Errno::ACCESS, Errno::IO].into_iter().any(of));
+        let late = io::Error::from(ErrorKind::TimedOut);
+        assert!(is_unknown_now(&late) && is_late(&late) && !is_late(&Errno::MFILE.into()));
+        assert_eq!(if_there(Err::<(), _>(Errno::SRCH.into())).expect("it has ended"), None);
+        assert!(if_there(Err::<(), _>(Errno::NFILE.into())).is_err() && if_there(Ok(1)).is_ok_and(|it| it == Some(1)));
     }
 
     #[test]

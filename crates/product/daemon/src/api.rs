@@ -340,11 +340,12 @@ impl Api {
             return Err((504, format!("process {pid}: {}", seen.vm.why.unwrap_or_default())));
         }
         // Its number may have come again since the look: before, so that no other is woken; and after, so that no other is asked.
-        if !seen.is_there() {
+        let is_there = || seen.is_there().map_err(|error| unlooked(pid, &error));
+        if !is_there()? {
             return Err(unknown(pid));
         }
         let client = Client::connect(seen.answers).map_err(refused)?;
-        seen.is_there().then_some(client).ok_or_else(|| unknown(pid))
+        is_there()?.then_some(client).ok_or_else(|| unknown(pid))
     }
 
     fn create(&self, asked: &Asked<'_>) -> Result<Answer, No> {
@@ -387,7 +388,7 @@ impl Api {
                 let pid = i32::try_from(vm.pid).ok().and_then(Pid::from_raw).ok_or_else(|| unknown(vm.pid))?;
                 let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(&errno))?;
                 // Now it keeps its number, and is the one that was meant, or another one that has come since.
-                if programs::started(vm.pid) != Some(vm.started) {
+                if programs::started(vm.pid).map_err(|error| unlooked(vm.pid, &error))? != Some(vm.started) {
                     return Err(unknown(vm.pid));
                 }
                 pidfd_send_signal(&process, signal).map_err(|errno| failed(&errno))?;
@@ -411,6 +412,11 @@ impl Api {
 
 fn unknown(pid: u32) -> No {
     (404, format!("process {pid} is not known here: it does not run under Farshore, has ended, or is another user's"))
+}
+
+/// Whether it is still the one that was meant is not known, so nothing is done.
+fn unlooked(pid: u32, error: &std::io::Error) -> No {
+    (503, format!("process {pid}: {}", farshore_client::round::unlooked(error)))
 }
 
 /// What a program, or its socket, has answered; or that it has not.

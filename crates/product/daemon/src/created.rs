@@ -88,13 +88,12 @@ impl Created {
             .map_err(|why| (503, format!("cannot run '{}' ({why}): is Farshore installed completely?", farshore.display())))?;
         let pid = child.id();
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        let Some(Ok(process)) = process else {
+        let (Some(Ok(process)), Ok(Some(started))) = (process, programs::started(pid)) else {
             let _ = child.kill().and_then(|()| child.wait());
             return Err((503, "no descriptor for its process is to be had: raise the limits of open files".into()));
         };
         let line: Vec<&str> = create.command.iter().map(String::as_str).collect();
         let name = name_in(&line).unwrap_or_else(|| line[0].rsplit('/').next().unwrap_or_default());
-        let started = programs::started(pid).unwrap_or(0);
         let one = Arc::new(One {
             pid,
             started,

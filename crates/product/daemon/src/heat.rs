@@ -135,7 +135,7 @@ fn look(all: &Mutex<HashMap<(u32, u64), Watched>>, pid: u32, started: u64) {
         });
         let mut all = locked(all);
         let Some(watched) = all.get_mut(&(pid, started)) else { return };
-        if watched.asked.elapsed() > KEPT || programs::started(pid) != Some(started) {
+        if watched.asked.elapsed() > KEPT || programs::started(pid).is_ok_and(|it| it != Some(started)) {
             all.remove(&(pid, started));
             return;
         }

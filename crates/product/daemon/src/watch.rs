@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use farshore_client::look::{Looker, Row, Status};
 use farshore_client::{programs, vms};
+use farshore_command::say::tell;
 use farshore_config::stats::Stats;
 
 use crate::shapes::{Budget, Kind, Level, Sample, Slowdown, State, Vm};
@@ -51,8 +52,11 @@ struct Inner {
 
 impl Seen {
     /// Whether the process that answers is still the one that was seen, and no other of its number.
-    pub fn is_there(&self) -> bool {
-        programs::started(self.answers) == Some(self.key.1)
+    ///
+    /// # Errors
+    /// It cannot be looked at now.
+    pub fn is_there(&self) -> io::Result<bool> {
+        Ok(programs::started(self.answers)? == Some(self.key.1))
     }
 }
 
@@ -90,7 +94,7 @@ impl Watch {
         &self,
         rows: Vec<Row>,
         vm_of: impl Fn(u32) -> io::Result<Option<vms::Vm>>,
-        started: impl Fn(u32) -> Option<u64>,
+        started: impl Fn(u32) -> io::Result<Option<u64>>,
         now: Instant,
     ) {
         let seen: Vec<Seen> = rows
@@ -100,7 +104,7 @@ impl Watch {
                 // may be another's by now.
                 let known = self.inner().seen.iter().find(|seen| seen.key == (row.pid, row.started)).map(|seen| seen.is.clone());
                 let is = match known.flatten() {
-                    Some(Some(vm)) if started(vm.pid) != Some(vm.started) => vm_of(row.pid).ok(),
+                    Some(Some(vm)) if started(vm.pid).is_ok_and(|started| started != Some(vm.started)) => vm_of(row.pid).ok(),
                     Some(known) => Some(known),
                     None => vm_of(row.pid).ok(),
                 };
@@ -128,9 +132,14 @@ impl Watch {
 /// Looks again and again, for as long as this process lives.
 pub fn look(watch: &Watch) {
     let mut looker = Looker::new(rustix::process::geteuid().as_raw());
+    let mut said = None;
     loop {
         let began = Instant::now();
         let rows = looker.look();
+        if said.as_deref() != looker.trouble() {
+            said = looker.trouble().map(String::from);
+            said.iter().for_each(|why| tell(why));
+        }
         watch.take(rows, vms::of_manager, programs::started, Instant::now());
         std::thread::sleep(INTERVAL.saturating_sub(began.elapsed()));
     }
@@ -233,7 +242,7 @@ mod tests {
         };
         let now = Instant::now();
         for at in 0..3 {
-            watch.take(vec![row(8, 1), row(9, 1)], vm_of, |_| Some(1), now + Duration::from_secs(at));
+            watch.take(vec![row(8, 1), row(9, 1)], vm_of, |_| Ok(Some(1)), now + Duration::from_secs(at));
         }
         assert_eq!(asked.get(), 2, "what a process is does not change");
         let all = watch.all();
@@ -258,11 +267,11 @@ mod tests {
         };
         for (is_told, kind) in [(false, Kind::Program), (true, Kind::Vm), (false, Kind::Vm)] {
             told.set(is_told);
-            watch.take(vec![row(8, 1)], vm_of, |_| Some(1), Instant::now());
+            watch.take(vec![row(8, 1)], vm_of, |_| Ok(Some(1)), Instant::now());
             assert_eq!(watch.all().iter().map(|vm| vm.kind).collect::<Vec<_>>(), [kind]);
         }
         let unasked = Row { status: Status::Unasked("a lock".into()), ..row(8, 1) };
-        watch.take(vec![unasked], vm_of, |_| Some(1), Instant::now());
+        watch.take(vec![unasked], vm_of, |_| Ok(Some(1)), Instant::now());
         let one = watch.one(8).expect("it is there").vm;
         assert_eq!((one.state, one.why.as_deref()), (State::Silent, Some("it cannot be asked: a lock")));
     }
@@ -272,10 +281,10 @@ mod tests {
         let watch = Watch::default();
         let now = Instant::now();
         let vm = |pid, started| move |_| Ok(Some(vms::Vm { pid, started, manager: 8, name: "one".into() }));
-        watch.take(vec![row(8, 5)], vm(7, 4), |_| Some(4), now);
+        watch.take(vec![row(8, 5)], vm(7, 4), |_| Ok(Some(4)), now);
         assert_eq!(watch.one(7).map(|seen| seen.vm.started), Some(4));
         // The monitor was the first process of a daemon. Somebody else's process has its number now.
-        watch.take(vec![row(8, 5)], vm(8, 5), |_| Some(6), now + Duration::from_secs(1));
+        watch.take(vec![row(8, 5)], vm(8, 5), |_| Ok(Some(6)), now + Duration::from_secs(1));
         let all = watch.all();
         assert_eq!(all.iter().map(|vm| (vm.pid, vm.started, vm.manager)).collect::<Vec<_>>(), [(8, 5, Some(8))]);
     }
@@ -283,10 +292,10 @@ mod tests {
     #[test]
     fn another_process_of_its_number_is_not_it() {
         let (watch, own) = (Watch::default(), std::process::id());
-        let started = programs::started(own).expect("it runs");
+        let started = programs::started(own).expect("there are descriptors").expect("it runs");
         for (started, is_there) in [(started, true), (started - 1, false)] {
-            watch.take(vec![row(own, started)], |_| Ok(None), |_| None, Instant::now());
-            assert_eq!(watch.one(own).map(|seen| seen.is_there()), Some(is_there));
+            watch.take(vec![row(own, started)], |_| Ok(None), |_| Ok(None), Instant::now());
+            assert_eq!(watch.one(own).and_then(|seen| seen.is_there().ok()), Some(is_there));
         }
     }
 
@@ -294,16 +303,16 @@ mod tests {
     fn what_ends_is_forgotten_and_what_is_old_too() {
         let watch = Watch::default();
         let now = Instant::now();
-        watch.take(vec![row(8, 1)], |_| Ok(None), |_| None, now);
-        watch.take(vec![row(8, 1)], |_| Ok(None), |_| None, now + KEPT + Duration::from_secs(1));
+        watch.take(vec![row(8, 1)], |_| Ok(None), |_| Ok(None), now);
+        watch.take(vec![row(8, 1)], |_| Ok(None), |_| Ok(None), now + KEPT + Duration::from_secs(1));
         let one = watch.one(8).expect("it runs");
         assert_eq!(watch.history(&one, KEPT).len(), 1);
         // The number came again.
-        watch.take(vec![row(8, 2)], |_| Ok(None), |_| None, now + KEPT + Duration::from_secs(2));
+        watch.take(vec![row(8, 2)], |_| Ok(None), |_| Ok(None), now + KEPT + Duration::from_secs(2));
         assert!(watch.history(&one, KEPT).is_empty());
         assert_eq!(watch.inner().history.len(), 1);
         let silent = Row { status: Status::Silent(Duration::from_secs(3)), rates: None, ..row(8, 2) };
-        watch.take(vec![silent], |_| Ok(None), |_| None, now);
+        watch.take(vec![silent], |_| Ok(None), |_| Ok(None), now);
         let one = watch.one(8).expect("it is there");
         assert_eq!((one.vm.state, one.vm.why.as_deref()), (State::Silent, Some("no answer for 3 s: is it stopped?")));
     }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farshore_client::programs;
-use farshore_client::round::{Outcome, Rounds};
+use farshore_client::round::{Outcome, Rounds, unlooked};
 use farshore_client::shown::bytes;
 use farshore_client::vms::{Vm, of_manager};
 use farshore_command::refusal::Refusal;
@@ -25,14 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 type Found = (Vm, Outcome);
 
 /// All virtual machines that this user may ask.
-fn all() -> Vec<Found> {
+fn all() -> Result<Vec<Found>, Refusal> {
     let programs = programs::of_user(rustix::process::geteuid().as_raw());
+    let programs = programs.map_err(|error| Refusal::failed(unlooked(&error)))?;
     let (vms, managers): (Vec<_>, Vec<_>) =
         programs.into_iter().filter_map(|program| Some((of_manager(program.pid).ok()??, program))).unzip();
     let outcomes = Rounds::default().ask(&managers, Instant::now() + PATIENCE);
     let mut found: Vec<Found> = vms.into_iter().zip(outcomes).filter(|(_, outcome)| *outcome != Outcome::Gone).collect();
     found.sort_by_key(|(vm, _)| vm.pid);
-    found
+    Ok(found)
 }
 
 /// Prints all virtual machines.
@@ -40,7 +41,7 @@ fn all() -> Vec<Found> {
 /// # Errors
 /// Standard output cannot be written (1).
 pub fn list(arguments: &VmListArgs) -> Result<u8, Refusal> {
-    let found = all();
+    let found = all()?;
     let text = if arguments.json { format!("{:#}\n", Value::Array(found.iter().map(object).collect())) } else { table(&found) };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| cannot_print(&error))?;
@@ -141,7 +142,7 @@ fn become_farshore(farshore: Option<PathBuf>, words: &[String]) -> Result<u8, Re
 
 /// The manager of the virtual machine that the user means.
 fn manager(wanted: &str) -> Result<u32, Refusal> {
-    let found: Vec<Vm> = all().into_iter().map(|(vm, _)| vm).collect();
+    let found: Vec<Vm> = all()?.into_iter().map(|(vm, _)| vm).collect();
     chosen(wanted, &found).map_err(Refusal::failed)
 }
 

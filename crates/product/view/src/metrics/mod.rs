@@ -4,11 +4,11 @@ pub mod schema;
 pub mod text;
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farshore_client::kinds;
 use farshore_client::programs::State;
-use farshore_client::round::{Outcome, Rounds};
-use farshore_client::{kinds, programs};
+use farshore_client::round::{Found, Outcome, Rounds};
 use farshore_command::http;
 use farshore_command::listen::Listener;
 use farshore_command::refusal::Refusal;
@@ -30,7 +30,10 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     let user = rustix::process::geteuid().as_raw();
     let with_kinds = arguments.kinds;
     let Some(address) = &arguments.listen else {
-        return print(&gather(&mut Rounds::default(), user, with_kinds)).map(|()| 0);
+        return match gather(&mut Rounds::default(), user, with_kinds) {
+            (_, Some(why)) => Err(Refusal::failed(why)),
+            (text, None) => print(&text).map(|()| 0),
+        };
     };
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
         .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))?;
@@ -41,7 +44,7 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
         let rounds = Mutex::new(Rounds::default());
         serving.serve_metrics(http::OPEN_METRICS, move || {
             let mut rounds = rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            gather(&mut rounds, user, with_kinds)
+            gather(&mut rounds, user, with_kinds).0
         });
     });
     // Who reads this finds the thread that answers.
@@ -51,12 +54,9 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     Ok(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
 }
 
-/// Asks all programs of a user, and makes the text.
-fn gather(rounds: &mut Rounds, user: u32, with_kinds: bool) -> String {
-    let mut programs = programs::of_user(user);
-    // Whether these are programs under Farshore is not known.
-    programs.retain(|program| !matches!(program.state, State::Hidden(_)));
-    let mut outcomes = rounds.ask(&programs, Instant::now() + PATIENCE);
+/// Asks all programs of a user, and makes the text; with it, why it is of programs that were found before.
+fn gather(rounds: &mut Rounds, user: u32, with_kinds: bool) -> (String, Option<String>) {
+    let Found { mut programs, mut outcomes, trouble } = rounds.look(user, PATIENCE);
     for (program, outcome) in programs.iter().zip(&mut outcomes) {
         if let Outcome::Answered(stats) = outcome
             && with_kinds
@@ -64,5 +64,10 @@ fn gather(rounds: &mut Rounds, user: u32, with_kinds: bool) -> String {
             stats.kinds = kinds::of(program.pid, PATIENCE);
         }
     }
-    text::text(&programs, outcomes)
+    // Whether these are programs under Farshore is not known.
+    let is_known: Vec<bool> = programs.iter().map(|program| !matches!(program.state, State::Hidden(_))).collect();
+    let (mut of_program, mut of_outcome) = (is_known.iter(), is_known.iter());
+    programs.retain(|_| of_program.next() == Some(&true));
+    outcomes.retain(|_| of_outcome.next() == Some(&true));
+    (text::text(&programs, outcomes), trouble)
 }

@@ -59,7 +59,8 @@ fn once(arguments: &TopArgs, mut looker: Looker) -> Result<u8, Refusal> {
     std::thread::sleep(arguments.interval);
     let mut rows = looker.look();
     table::sort(&mut rows, arguments.sort, false);
-    print(&table::plain(&rows)).map(|()| 0)
+    print(&table::plain(&rows))?;
+    looker.trouble().map_or(Ok(0), |why| Err(Refusal::failed(why)))
 }
 
 /// Draws until it is to end.
