@@ -23,6 +23,8 @@ pub struct Row {
     pub pid: u32,
     /// When the process was started, in the kernel's ticks.
     pub started: u64,
+    /// Its effective user.
+    pub user: u32,
     /// Its name.
     pub name: String,
     /// Whether the numbers are of now.
@@ -152,6 +154,7 @@ impl Looker {
         let mut row = Row {
             pid: program.pid,
             started: program.started,
+            user: program.user,
             name: farshore_config::plain(&program.name),
             status: Status::Answers,
             limit: None,

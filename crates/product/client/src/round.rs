@@ -13,6 +13,7 @@ use farshore_config::control::Request;
 use farshore_config::stats::Stats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::client::{ANSWER_LIMIT, connect_to, peer};
 use crate::programs::{self, Program, State};
@@ -33,6 +34,13 @@ pub enum Outcome {
     /// It was not asked now: a line that says why.
     Unasked(String),
 }
+
+/// How many programs of a user may owe an answer from one round to the next. Each takes a descriptor.
+const LATE_OF_USER: usize = 64;
+/// Descriptors that a round leaves to others.
+const SPARE: usize = 128;
+/// How many are asked at a time at least, however few descriptors this process may have.
+const AT_LEAST: usize = 16;
 
 /// What a round has found.
 #[derive(Debug)]
@@ -59,6 +67,7 @@ pub struct Rounds {
 struct Talk {
     stream: UnixStream,
     line: Vec<u8>,
+    user: u32,
     /// Asked in an earlier round: this one does not wait for it.
     is_late: bool,
 }
@@ -88,8 +97,29 @@ impl Rounds {
     /// Asks all of them. Returns in their order, at `until` at the latest.
     pub fn ask(&mut self, programs: &[Program], until: Instant) -> Vec<Outcome> {
         self.asked.retain(|key, _| programs.iter().any(|program| key_of(program) == *key));
-        self.asked.values_mut().for_each(|talk| talk.is_late = true);
-        let mut outcomes: Vec<Option<Outcome>> = programs.iter().map(|program| self.begin(program)).collect();
+        let mut late = BTreeMap::<u32, usize>::new();
+        self.asked.retain(|_, talk| {
+            talk.is_late = true;
+            let of_user = late.entry(talk.user).or_default();
+            *of_user += 1;
+            *of_user <= LATE_OF_USER
+        });
+        let mut outcomes: Vec<Option<Outcome>> = programs.iter().map(|_| None).collect();
+        let room = room();
+        for at in in_turn(programs) {
+            let program = &programs[at];
+            let is_new = !self.asked.contains_key(&key_of(program)) && matches!(program.state, State::Awake(_));
+            outcomes[at] = match late.get(&program.user) {
+                Some(&late) if is_new && late >= LATE_OF_USER => Some(Outcome::Unasked(format!(
+                    "{late} other programs of user {} owe an answer: are they stopped?",
+                    program.user
+                ))),
+                _ if is_new && self.asked.len() >= room => Some(Outcome::Unasked(format!(
+                    "{room} programs are asked at a time: raise the limit of open files (ulimit -n) to ask more"
+                ))),
+                _ => self.begin(program),
+            };
+        }
         let waiting: Vec<usize> = (0..programs.len()).filter(|&at| outcomes[at].is_none()).collect();
         self.listen(programs, &waiting, &mut outcomes, until);
         outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Silent)).collect()
@@ -114,7 +144,7 @@ impl Rounds {
                         stream.set_nonblocking(true).and_then(|()| (&stream).write_all(Request::Stat {}.to_line().as_bytes()));
                     // A program that turns us away has closed the connection and left a line that says why.
                     if sent.is_ok() || sent.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-                        self.asked.insert(key_of(program), Talk { stream, line: Vec::new(), is_late: false });
+                        self.asked.insert(key_of(program), Talk { stream, line: Vec::new(), user: program.user, is_late: false });
                         return None;
                     }
                 }
@@ -207,6 +237,25 @@ fn read(line: &str) -> Outcome {
     }
 }
 
+/// How many programs can be asked at a time.
+fn room() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+    descriptors.saturating_sub(SPARE).max(AT_LEAST)
+}
+
+/// The order in which programs are asked, by their places: first one of each user, then a second one of each. So none goes without, since another has many.
+fn in_turn(programs: &[Program]) -> Vec<usize> {
+    let mut of_users = BTreeMap::<u32, usize>::new();
+    let turn = |(at, program): (usize, &Program)| {
+        let turn = of_users.entry(program.user).or_default();
+        *turn += 1;
+        (*turn, at)
+    };
+    let mut turns: Vec<(usize, usize)> = programs.iter().enumerate().map(turn).collect();
+    turns.sort_unstable();
+    turns.into_iter().map(|(_, at)| at).collect()
+}
+
 fn key_of(program: &Program) -> (u32, u64) {
     (program.pid, program.started)
 }
@@ -265,6 +314,27 @@ mod tests {
         assert_eq!(pids(&outcomes), [Some(7)], "{outcomes:?}");
         one.set_nonblocking(true).expect("it is ours");
         assert_eq!(one.accept().map(drop).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock), "it was asked again");
+    }
+
+    #[test]
+    fn programs_of_one_user_that_do_not_answer_take_no_descriptors_from_others() {
+        let ((stopped, _one), (works, two)) = (listener("many"), listener("few"));
+        let many = LATE_OF_USER as u64 + 20;
+        let mut programs: Vec<Program> = (0..many).map(|n| program(n, &[&stopped])).collect();
+        programs.push(Program { user: 1, ..program(many, &[&works]) });
+        assert_eq!(in_turn(&programs)[..3], [0, many as usize, 1]);
+        let mut rounds = Rounds::default();
+        let works = std::thread::spawn(move || (0..2).for_each(|pid| answer(&two, &format!("{{\"pid\":{pid}}}\n"))));
+        let first = rounds.ask(&programs, Instant::now() + Duration::from_secs(2));
+        assert!(matches!(first.last(), Some(Outcome::Answered(_))), "{:?}", first.last());
+        assert_eq!((&first[0], &first[many as usize - 1]), (&Outcome::Silent, &Outcome::Silent));
+        // Of those that owe an answer so many are listened to further, and the others are not asked again.
+        let second = rounds.ask(&programs, later());
+        assert!(matches!(second.last(), Some(Outcome::Answered(_))), "{:?}", second.last());
+        assert_eq!((&second[0], rounds.asked.len()), (&Outcome::Silent, LATE_OF_USER));
+        assert!(matches!(&second[many as usize - 1], Outcome::Unasked(why) if why.contains("other programs of user 0")));
+        works.join().expect("it has answered");
+        assert!(room() >= AT_LEAST);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::shapes::{Budget, Kind, Level, Sample, Slowdown, State, Vm};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long what was seen is kept.
 pub const KEPT: Duration = Duration::from_secs(900);
-/// The most programs of which it is kept.
+/// The most programs of which it is kept, of all users together.
 const PROGRAMS: usize = 1024;
 
 /// A process that is not mistaken for a later one of its number.
@@ -34,6 +34,7 @@ pub struct Seen {
     /// Its counters.
     pub stats: Option<Arc<Stats>>,
     key: Key,
+    user: u32,
     /// The virtual machine that it manages, if it does; nothing, as long as the kernel does not tell whether.
     is: Option<Option<vms::Vm>>,
 }
@@ -47,7 +48,15 @@ pub struct Watch {
 #[derive(Debug, Default)]
 struct Inner {
     seen: Vec<Seen>,
-    history: BTreeMap<Key, VecDeque<(Instant, Sample)>>,
+    history: BTreeMap<Key, Past>,
+}
+
+/// What was seen of one.
+#[derive(Debug)]
+struct Past {
+    /// Whose it is.
+    user: u32,
+    samples: VecDeque<(Instant, Sample)>,
 }
 
 impl Seen {
@@ -81,8 +90,8 @@ impl Watch {
     pub fn history(&self, seen: &Seen, within: Duration) -> Vec<Sample> {
         let inner = self.inner();
         let now = Instant::now();
-        let samples =
-            inner.history.get(&seen.key).into_iter().flatten().map(|(at, sample)| (now.saturating_duration_since(*at), sample));
+        let samples = inner.history.get(&seen.key).into_iter().flat_map(|past| &past.samples);
+        let samples = samples.map(|(at, sample)| (now.saturating_duration_since(*at), sample));
         samples
             .filter(|(age, _)| *age <= within)
             .map(|(age, sample)| Sample { age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX), ..*sample })
@@ -114,11 +123,12 @@ impl Watch {
         let mut inner = self.inner();
         for one in &seen {
             let Some(sample) = sample(&one.vm) else { continue };
-            if inner.history.len() < PROGRAMS || inner.history.contains_key(&one.key) {
-                inner.history.entry(one.key).or_default().push_back((now, sample));
+            if inner.has_room(one) {
+                let past = inner.history.entry(one.key).or_insert_with(|| Past { user: one.user, samples: VecDeque::new() });
+                past.samples.push_back((now, sample));
             }
         }
-        inner.history.retain(|key, samples| {
+        inner.history.retain(|key, Past { samples, .. }| {
             while samples.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > KEPT) {
                 samples.pop_front();
             }
@@ -126,6 +136,24 @@ impl Watch {
         });
         inner.seen = seen;
         inner.seen.sort_by_key(|one| one.vm.pid);
+    }
+}
+
+impl Inner {
+    /// Whether there is room for what is seen of this one. Where there is none, the user with the most programs makes some, unless this one's would have as many then: of that user's
+    /// the youngest is forgotten.
+    fn has_room(&mut self, one: &Seen) -> bool {
+        if self.history.len() < PROGRAMS || self.history.contains_key(&one.key) {
+            return true;
+        }
+        let mut of_users = BTreeMap::<u32, usize>::new();
+        self.history.values().for_each(|past| *of_users.entry(past.user).or_default() += 1);
+        let own = of_users.get(&one.user).copied().unwrap_or(0);
+        let most = of_users.into_iter().max_by_key(|(_, count)| *count);
+        let Some((user, _)) = most.filter(|(_, count)| *count > own + 1) else { return false };
+        let theirs = self.history.iter().filter(|(_, past)| past.user == user).map(|(key, _)| *key);
+        let youngest = theirs.max_by_key(|(pid, started)| (*started, *pid));
+        youngest.is_some_and(|key| self.history.remove(&key).is_some())
     }
 }
 
@@ -193,7 +221,7 @@ fn told(row: Row, is: Option<Option<vms::Vm>>) -> Seen {
         prefetcher: stats.map(|stats| farshore_config::plain(&stats.prefetcher)),
         parameters: parameters.map(|(name, value)| (farshore_config::plain(&name), value)).collect(),
     };
-    Seen { vm, answers: row.pid, key: (row.pid, row.started), is, stats: row.stats }
+    Seen { vm, answers: row.pid, key: (row.pid, row.started), user: row.user, is, stats: row.stats }
 }
 
 /// What is kept of a look; none, if it told no rates.
@@ -218,6 +246,7 @@ mod tests {
         Row {
             pid,
             started,
+            user: 1,
             name: "x".into(),
             status: Status::Answers,
             limit: Some(3),
@@ -287,6 +316,35 @@ mod tests {
         watch.take(vec![row(8, 5)], vm(8, 5), |_| Ok(Some(6)), now + Duration::from_secs(1));
         let all = watch.all();
         assert_eq!(all.iter().map(|vm| (vm.pid, vm.started, vm.manager)).collect::<Vec<_>>(), [(8, 5, Some(8))]);
+    }
+
+    #[test]
+    fn what_is_kept_is_shared_by_users() {
+        let watch = Watch::default();
+        let now = Instant::now();
+        let of = |user: u32, count: u32| (0..count).map(move |n| Row { user, ..row(user * 10_000 + n, u64::from(n)) });
+        let take = |users: [u32; 3], at| {
+            let rows = [1, 2, 3].into_iter().zip(users).flat_map(|(user, count)| of(user, count)).collect();
+            watch.take(rows, |_| Ok(None), |_| Ok(None), now + Duration::from_secs(at));
+        };
+        let kept = |user: u32, count: u32| {
+            let all = of(user, count).filter_map(|row| watch.one(row.pid));
+            all.map(|seen| watch.history(&seen, KEPT).len()).filter(|samples| *samples > 0).collect::<Vec<_>>()
+        };
+        let programs = PROGRAMS as u32;
+        take([programs + 100, 0, 0], 0);
+        assert_eq!(kept(1, programs + 100).len(), PROGRAMS);
+        // Others come: those of one user make room, and what was seen longest stays.
+        take([programs + 100, 2, 0], 1);
+        take([programs + 100, 2, 0], 2);
+        assert_eq!(kept(2, 2), [2, 2]);
+        assert_eq!(kept(1, programs + 100), vec![3; PROGRAMS - 2]);
+        take([programs + 100, 2, programs * 2], 3);
+        assert_eq!(
+            [kept(1, programs + 100).len(), kept(2, 2).len(), kept(3, programs * 2).len()],
+            [PROGRAMS / 2 - 1, 2, PROGRAMS / 2 - 1]
+        );
+        assert_eq!((kept(1, 1), kept(2, 2), kept(3, 1)), (vec![4], vec![3, 3], vec![1]), "the first of each are kept");
     }
 
     #[test]

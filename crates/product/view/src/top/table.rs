@@ -191,6 +191,7 @@ pub mod tests {
     pub fn some() -> Vec<Row> {
         let row = |pid, name: &str| Row {
             started: 0,
+            user: 0,
             stats: None,
             pid,
             name: name.into(),
