@@ -158,7 +158,8 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
     }
     let name = format!("swap {spec}");
     if let Err(refusal) = swap::check(spec) {
-        return findings.push(Finding::required(&name, Err(refusal.text), "name another with --swap or FARSHORE_SWAP_DIR"));
+        // It says what to do.
+        return findings.push(Finding::required(&name, Err(refusal.text), ""));
     }
     if matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. }) {
         findings.push(Finding::required(&format!("{name}: what stays"), Ok(what_stays(spec).into()), ""));
@@ -257,7 +258,8 @@ fn as_table(findings: &[Finding], usable: bool, colour: bool) -> String {
     let paint = |code: &str, word: &str| if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_string() };
     let width = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
-    for finding in findings {
+    let advice = |at: usize| findings.get(at).filter(|finding| finding.result.is_err()).map_or("", |finding| &finding.advice);
+    for (at, finding) in findings.iter().enumerate() {
         let name = plain(&finding.name);
         match (&finding.result, &finding.without) {
             (Ok(detail), _) => {
@@ -271,8 +273,9 @@ fn as_table(findings: &[Finding], usable: bool, colour: bool) -> String {
                 let _ = writeln!(text, "         {:<width$}  without it: {without}", "");
             }
         }
-        if finding.result.is_err() && !finding.advice.is_empty() {
-            let _ = writeln!(text, "         {:<width$}  to mend it: {}", "", finding.advice);
+        // What mends several things that stand together is said once, behind the last of them.
+        if !advice(at).is_empty() && advice(at) != advice(at + 1) {
+            let _ = writeln!(text, "         {:<width$}  to mend it: {}", "", advice(at));
         }
     }
     let verdict = if usable {
@@ -320,6 +323,17 @@ MISSING  userfaultfd  not permitted
 ";
         assert_eq!(text, expected);
         assert!(as_table(&sample(), false, true).contains("\x1b[1;31mMISSING\x1b[0m"));
+    }
+
+    #[test]
+    fn what_mends_several_things_is_said_once() {
+        let lacks = |name: &str| Finding::optional(name, Err("no".into()), "it is slower", "use another disk");
+        let text = as_table(&[lacks("O_TMPFILE"), lacks("O_DIRECT")], true, false);
+        assert!(text.matches("to mend it").count() == 1 && text.contains("slower\n                    to mend it"), "{text}");
+        let mut findings = Vec::new();
+        look_at_swap(&SwapSpec::Dir("/nonexistent/here".into()), &mut findings);
+        let text = as_table(&findings, false, false);
+        assert!(text.contains("make it, or name another") && !text.contains("to mend it"), "{text}");
     }
 
     #[test]

@@ -104,6 +104,14 @@ fn check_folder(spec: &SwapSpec, folder: &Path) -> Result<(), Refusal> {
         }
         Err(error) => return refuse(spec, &format!("the directory '{shown}' cannot be reached ({error}): name another")),
     }
+    if let Some(kind) = kernels_own(folder) {
+        return refuse(
+            spec,
+            &format!(
+                "the directory '{shown}' is of the kernel ({kind}), and no file can be made there: name a directory on a disk"
+            ),
+        );
+    }
     match rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK) {
         Ok(()) => {}
         Err(Errno::ROFS) => {
@@ -117,6 +125,25 @@ fn check_folder(spec: &SwapSpec, folder: &Path) -> Result<(), Refusal> {
         spec,
         &format!("the file system of '{shown}' is full ({room} KiB left, {ROOM_MIN} needed): make room, or name another"),
     )
+}
+
+/// File systems that show what the kernel knows, by their numbers in `statfs`. Root may write to their directories, as far as their modes tell.
+const KERNELS_OWN: [(i64, &str); 9] = [
+    (0x9fa0, "proc"),
+    (0x6265_6572, "sysfs"),
+    (0x6367_7270, "cgroup2"),
+    (0x27_e0eb, "cgroup"),
+    (0x6462_6720, "debugfs"),
+    (0x7472_6163, "tracefs"),
+    (0x7363_6673, "securityfs"),
+    (0x1cd1, "devpts"),
+    (0xcafe_4a11, "bpf"),
+];
+
+/// What kind of file system of the kernel's a directory lies in, if it does.
+fn kernels_own(folder: &Path) -> Option<&'static str> {
+    let kind = rustix::fs::statfs(folder).ok()?.f_type;
+    KERNELS_OWN.iter().find(|(number, _)| *number == kind).map(|(_, name)| *name)
 }
 
 /// Whether it is free the library finds out, when it takes it.
@@ -147,4 +174,19 @@ pub fn room(path: &Path) -> Option<u64> {
     let about = rustix::fs::statvfs(path).ok()?;
     // Some file systems (of the kernel's own making) count nothing.
     (about.f_blocks > 0).then(|| about.f_bavail.saturating_mul(about.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_which_no_file_can_be_made_is_refused() {
+        for (folder, kind) in [("/proc", "proc"), ("/proc/self/task", "proc"), ("/sys", "sysfs")] {
+            let refusal = check(&SwapSpec::Dir(folder.into())).expect_err(folder);
+            let part = format!("of the kernel ({kind}), and no file can be made there");
+            assert!(refusal.text.contains(&part), "{}", refusal.text);
+        }
+        assert_eq!(kernels_own(&std::env::temp_dir()), None);
+    }
 }
