@@ -279,11 +279,8 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::<Command>::command();
-        line.build();
-        let bench = line.find_subcommand("bench").expect("the one command");
-        let see = "farshore(1), farshore-load(1), farshore-serve(1)";
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-bench", bench, farshore_manual::Parts::Sections, see);
+        let pages = [("bench", farshore_manual::Parts::Sections, "farshore(1), farshore-load(1), farshore-serve(1)")];
+        farshore_manual::check_commands(env!("CARGO_MANIFEST_DIR"), Line::<Command>::command(), &pages);
     }
 
     #[test]

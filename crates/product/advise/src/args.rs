@@ -142,9 +142,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::<Command>::command();
-        line.build();
-        let command = line.find_subcommand("policy").expect("it is a command");
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-policy", command, Parts::Pages, "farshore(1)");
+        let pages = [("policy", Parts::Pages, "farshore(1)")];
+        farshore_manual::check_commands(env!("CARGO_MANIFEST_DIR"), Line::<Command>::command(), &pages);
     }
 }

@@ -343,12 +343,8 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::<Command>::command();
-        line.build();
-        let command = line.find_subcommand("manage").expect("it is a command");
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-manage", command, Parts::Pages, "farshore(1)");
-        let vm = line.find_subcommand("vm").expect("it is a command");
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-vm", vm, Parts::Sections, "farshore(1), farshore-manage(1)");
+        let pages = [("manage", Parts::Pages, "farshore(1)"), ("vm", Parts::Sections, "farshore(1), farshore-manage(1)")];
+        farshore_manual::check_commands(env!("CARGO_MANIFEST_DIR"), Line::<Command>::command(), &pages);
     }
 
     #[test]

@@ -262,10 +262,8 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::<Command>::command();
-        line.build();
-        let command = line.find_subcommand("node").expect("it is a command");
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-node", command, Parts::Pages, "farshore(1)");
+        let pages = [("node", Parts::Pages, "farshore(1)")];
+        farshore_manual::check_commands(env!("CARGO_MANIFEST_DIR"), Line::<Command>::command(), &pages);
     }
 
     #[test]

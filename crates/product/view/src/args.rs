@@ -342,12 +342,8 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::<Command>::command();
-        line.build();
-        for name in ["top", "metrics", "plan", "record", "report"] {
-            let command = line.find_subcommand(name).expect("it is a command");
-            farshore_manual::check(env!("CARGO_MANIFEST_DIR"), &format!("farshore-{name}"), command, Parts::Pages, "farshore(1)");
-        }
+        let pages = ["top", "metrics", "plan", "record", "report"].map(|name| (name, Parts::Pages, "farshore(1)"));
+        farshore_manual::check_commands(env!("CARGO_MANIFEST_DIR"), Line::<Command>::command(), &pages);
     }
 
     #[test]

@@ -252,6 +252,18 @@ pub fn check(manifest: &str, name: &str, command: &Command, parts: Parts, see: &
     assert!(there == page, "{} is not what --help says: make man ({differs:?})", file.display());
 }
 
+/// [`check`] of commands that `farshore` becomes, each by its name, its parts and what it refers to. `line`: the whole line, as `farshore` would read it.
+///
+/// # Panics
+/// As [`check`], or there is no such command.
+pub fn check_commands(manifest: &str, mut line: Command, commands: &[(&str, Parts, &str)]) {
+    line.build();
+    for (name, parts, see) in commands {
+        let command = line.find_subcommand(name).unwrap_or_else(|| panic!("{name} is no command"));
+        check(manifest, &format!("farshore-{name}"), command, *parts, see);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
