@@ -27,6 +27,19 @@ UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
 # Write protection of all memory, faults of shared memory; and what must not be there.
 FEATURES, WP_ASYNC, EVENT_REMOVE, SIGBUS_FEATURE = 1 | 1 << 5 | 1 << 12, 1 << 15, 1 << 3, 1 << 7
 
+# Goes through its memory again and again until the end of its input.
+MOVER = """
+import select, sys
+data = bytearray(int(sys.argv[1]) << 20)
+said = False
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for at in range(0, len(data), 4096):
+        data[at] = 1
+    if not said:
+        print("ready", flush=True)
+        said = True
+"""
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

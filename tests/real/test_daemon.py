@@ -24,6 +24,7 @@ import pytest
 from browser import Browser
 from command import Command, NOBODY
 from harness import MIB, expect
+from managed import MOVER
 
 # Only a hang comes to it.
 PATIENCE = 120
@@ -32,19 +33,6 @@ OURS, OTHERS = NOBODY - 704, NOBODY - 705
 TOKEN = "0123456789abcdef0123456789abcdef"
 # More clients than wait at the door.
 CROWD = 300
-
-# Goes through its memory again and again until the end of its input.
-MOVER = """
-import select, sys
-data = bytearray(int(sys.argv[1]) << 20)
-said = False
-while not select.select([sys.stdin], [], [], 0)[0]:
-    for at in range(0, len(data), 4096):
-        data[at] = 1
-    if not said:
-        print("ready", flush=True)
-        said = True
-"""
 
 # Listens as a program under Farshore does, and then calls itself the manager of the process that it is given: `X --one {} PID`, over all of its own command line.
 IMPOSTOR = """

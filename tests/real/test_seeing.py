@@ -24,6 +24,7 @@ import harness
 import pytest
 from command import Command, NOBODY
 from harness import MIB, Unavailable, expect
+from managed import MOVER
 
 # Only a hang comes to it.
 PATIENCE = 120
@@ -39,19 +40,6 @@ for at in range(0, len(data), 4096):
     data[at] = 1 + at % 255
 print("ready", flush=True)
 sys.stdin.read()
-"""
-
-# Goes through its memory again and again until the end of its input.
-MOVER = """
-import select, sys
-data = bytearray(int(sys.argv[1]) << 20)
-said = False
-while not select.select([sys.stdin], [], [], 0)[0]:
-    for at in range(0, len(data), 4096):
-        data[at] = 1
-    if not said:
-        print("ready", flush=True)
-        said = True
 """
 
 # A parent and a child that hold memory of one limit. (A child can be asked from its first fault on.)
