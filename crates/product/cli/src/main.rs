@@ -19,6 +19,7 @@ mod library;
 mod others;
 mod program;
 mod run;
+mod shared;
 mod stat;
 
 use std::ffi::OsString;

@@ -38,13 +38,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, KernelError, PageBuf, Protect};
-use farshore_sys::kernel::LinuxKernel;
-use farshore_sys::raw::Errno;
+use farshore_sys::raw::{self, Errno};
+use farshore_sys::tls;
 use farshore_sys::uffd::{Uffd, UffdError};
 
+use crate::clients::Clients;
 use crate::memory::{Memory, PUNCHES};
 use crate::seldom::Seldom;
 use crate::state::State;
@@ -52,8 +52,7 @@ use crate::state::State;
 /// The page tables of the client, and its memory.
 #[derive(Debug)]
 pub struct SharedKernel {
-    /// What a userfaultfd does is the same for whosever memory it is.
-    client: LinuxKernel,
+    client: Clients,
     memory: Memory,
     /// Pages that evictors have found to be thrown away, for [`SharedKernel::thrown_away`].
     found: Mutex<Vec<Page>>,
@@ -74,9 +73,18 @@ impl SharedKernel {
     /// # Errors
     /// What opening `/proc/self/mem` answers.
     pub fn new(uffd: Uffd, memory: Memory, state: Option<&'static State>) -> Result<SharedKernel, Errno> {
-        let client = LinuxKernel::new(uffd, true)?;
+        Ok(SharedKernel::of(Clients::one(uffd)?, memory, state))
+    }
+
+    /// For memory that these have.
+    pub fn of(client: Clients, memory: Memory, state: Option<&'static State>) -> SharedKernel {
         let found = Mutex::new(Vec::with_capacity(FOUND_MAX));
-        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state })
+        SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state }
+    }
+
+    /// Whose page tables the memory is in.
+    pub fn clients(&self) -> &Clients {
+        &self.client
     }
 
     /// The client's userfaultfd.
@@ -124,9 +132,7 @@ impl SharedKernel {
             )
         });
         for _ in 0..PUNCHES {
-            // What is left of its protection would keep the poison out.
-            let _ = self.uffd().unprotect(page.addr(), PAGE_SIZE as u64, false);
-            if self.uffd().poison(page.addr(), PAGE_SIZE as u64) != Err(UffdError::Exists) {
+            if self.client.poison(page) != Err(UffdError::Exists) {
                 break;
             }
             // Somebody has touched the zeros meanwhile: out of the page table with them.
@@ -149,7 +155,7 @@ impl SharedKernel {
     /// As [`Kernel::map`].
     pub fn map_for(&self, left: &State, page: Page, bytes: &PageBuf) -> Result<(), KernelError> {
         let one = core::slice::from_ref(bytes);
-        self.client.map_run_noted(left.first_note(), page, one, Protect::Writable).map(|_| ())
+        self.client.map_run(Some(left.first_note()), page, one, Protect::Writable).map(|_| ())
     }
 }
 
@@ -163,10 +169,7 @@ impl Kernel for SharedKernel {
     }
 
     fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
-        match self.state {
-            Some(state) => self.client.map_run_noted(state.own_note(), first, bytes, protect),
-            None => self.client.map_run(first, bytes, protect),
-        }
+        self.client.map_run(self.state.map(State::own_note), first, bytes, protect)
     }
 
     fn forget_mapped(&self) {
@@ -201,6 +204,8 @@ impl Kernel for SharedKernel {
         static SAID: Seldom = Seldom::new();
         let mut stuck = Vec::new();
         let punched = self.memory.punch(pages, &mut stuck);
+        let out = punched.map_or_else(|(done, _)| done, |()| pages.len());
+        self.client.protect_again(&pages[..out]);
         stuck.into_iter().for_each(|page| self.close(page));
         punched.inspect_err(|&(done, why)| match why {
             // Where one was thrown away there are more: each of them would cost a batch.
@@ -213,10 +218,11 @@ impl Kernel for SharedKernel {
     }
 
     fn current_thread(&self) -> u64 {
-        self.client.current_thread()
+        // No system call: this is asked in the middle of the eviction path.
+        tls::thread_pointer()
     }
 
     fn step_aside(&self) {
-        self.client.step_aside();
+        raw::sched_yield();
     }
 }
