@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager shared unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -88,7 +88,6 @@ pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 ablate: ## what an experiment leaves out is out, and no byte is wrong
 pools: ## compressed RAM, alone and in front of a disk
 manager: ## farshore manage: a stand-in for virtual machines, clients that misbehave, kill -9
-shared: ## memory that processes share, and the manager that has it
 mirror: ## pages on several nodes and disks, of which one is killed, hangs, lies or is full
 remote: ## pages with NBD servers, which are killed, stopped and lie
 unithreads: ## unithreads on far memory
@@ -122,7 +121,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager shared unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
+front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

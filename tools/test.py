@@ -460,8 +460,6 @@ def parts(seed):
              [pytest("mirror", "tests/real/test_mirror.py", "tests/real/test_copies.py")], 12, shown, pytest_missing, needs_build=True, takes=230),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed; guests that are restored",
              [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_manager_keeper.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=210),
-        Part("shared", "memory that processes share: each sees what the others write, refusals, a manager that is ended and killed, PostgreSQL",
-             [pytest("shared", "tests/real/test_shared.py")], 10, shown, pytest_missing, needs_build=True, takes=120),
         Part("daemon", "farshore daemon: its API, who may ask, bad input, virtual machines that it starts, its page in a browser",
              [pytest("daemon", "tests/real/test_daemon.py")], 8, shown, pytest_missing, needs_build=True, takes=60),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",

@@ -281,13 +281,6 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_follow: bool,
 
-    /// Manage memory that the program's processes share, with this limit of its own: what they map as shared and anonymous
-    ///
-    /// PostgreSQL's shared_buffers are such memory. A farshore-manager beside the program has it. It needs root, or
-    /// 'sysctl vm.unprivileged_userfaultfd=1'. In a config file: shared-memory = "1G".
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub shared_memory: Option<Size>,
-
     /// Do not start programs that cannot run under Farshore
     ///
     /// Without it such a program (set-user-ID, 32-bit) runs as it would natively, outside of the limit,

@@ -19,7 +19,6 @@ mod library;
 mod others;
 mod program;
 mod run;
-mod shared;
 mod stat;
 
 use std::ffi::OsString;

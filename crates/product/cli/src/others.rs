@@ -64,20 +64,13 @@ impl Other {
     /// # Errors
     /// It is not there (127), or it cannot be executed (126).
     pub fn execute(self, words: Vec<OsString>) -> Result<u8, Refusal> {
-        let farshore = own_path()?;
-        let path = self.path()?;
+        let farshore = std::env::current_exe()
+            .map_err(|error| Refusal::failed(format!("cannot find out where this command is ({error}): is /proc mounted?")))?;
+        let path = self.find(&farshore, std::env::var_os("PATH").as_deref())?;
         let caller = [OsStr::new(CALLER), farshore.as_os_str()].into_iter().collect::<OsString>();
         let name = self.is_told.then(|| self.name.into());
         let words: Vec<OsString> = [self.program.into(), caller].into_iter().chain(name).chain(words).collect();
         run::execute(&path, &words, std::env::vars_os())
-    }
-
-    /// Where the program is.
-    ///
-    /// # Errors
-    /// It is not there (127), or it cannot be executed (126).
-    pub fn path(self) -> Result<PathBuf, Refusal> {
-        self.find(&own_path()?, std::env::var_os("PATH").as_deref())
     }
 
     /// Beside `farshore`, which is a path without symbolic links, or else in the directories of `path`.
@@ -101,9 +94,4 @@ impl Other {
             ))
         })
     }
-}
-
-fn own_path() -> Result<PathBuf, Refusal> {
-    std::env::current_exe()
-        .map_err(|error| Refusal::failed(format!("cannot find out where this command is ({error}): is /proc mounted?")))
 }

@@ -20,7 +20,7 @@ use farshore_sys::probe::kernel_release;
 
 use crate::args::RunArgs;
 use crate::program::Way;
-use crate::{library, program, shared};
+use crate::{library, program};
 
 /// Becomes the program. Returns only when it cannot.
 ///
@@ -37,8 +37,6 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let library = library::find()?;
     options.library = Some(library.clone());
     leave_family();
-    // Before there are descriptors that the program is to have alone.
-    shared::begin(&mut options)?;
     take_seat(&mut options)?;
     match way {
         Way::Preloaded(first) => execute(&path, &command, environment(std::env::vars_os(), &library, &first, &options)),
@@ -75,7 +73,6 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         require: arguments.require.then_some(true),
         files: arguments.files.then_some(true),
         trim: arguments.no_trim.then_some(false),
-        shared_memory: arguments.shared_memory,
     };
     let layers = file.unwrap_or_default().merge(line);
     if layers.memory == Some(Size(0)) {

@@ -98,14 +98,6 @@ pub fn if_there<T>(told: io::Result<T>) -> io::Result<Option<T>> {
 pub const CLIENT: &str = "--client";
 /// The same of the process that keeps a manager: of a client of `farshore manage`.
 pub const KEEPER: &str = "--keep";
-/// The word behind which the manager of a family's shared memory finds its options and the number of the family's first process.
-pub const KIN: &str = "--kin";
-/// The variable of its environment with the number that its clients send: two decimal numbers.
-pub const KIN_TOKEN: &str = "FARSHORE_SHARED";
-/// What a process says that has started a manager, and ends.
-pub const STARTED: &[u8] = b"started";
-/// The same of the process that starts it, and ends.
-pub const KIN_BESIDE: &str = "--kin-beside";
 /// See [`KEEPER`]: of the QEMU of `farshore vm run`, which has not connected yet.
 pub const ONE: &str = "--one";
 

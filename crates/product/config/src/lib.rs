@@ -43,7 +43,7 @@ pub use named::Named;
 pub use nbd::{EXPORT_MAX, NbdExport, NbdServer};
 pub use options::{
     FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
-    PRELOAD_VARIABLE, Partial, SharedMemory, StatsTarget, THRESHOLD_DEFAULT,
+    PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
 pub use plain::{plain, plain_json, plain_lines};
 pub use size::Size;

@@ -196,20 +196,6 @@ pub struct Options {
     pub family: Option<Handed>,
     /// The program's memory may be merged with equal memory (`PR_SET_MEMORY_MERGE`), as far as the program can tell.
     pub memory_merge: bool,
-    /// Memory that the processes of the family share is managed, with a limit of its own; `None`: it stays the kernel's.
-    pub shared: Option<SharedMemory>,
-}
-
-/// The memory that the processes of a family share, and how they reach its manager.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SharedMemory {
-    /// Its limit.
-    pub memory: Size,
-    /// The name of the manager's socket, which is abstract. Anybody can read it in `/proc/net/unix`. Empty: nobody is there yet.
-    pub socket: String,
-    /// A number that only the family knows. Whoever does not send it is not served.
-    pub token: [u64; 2],
 }
 
 impl Options {
@@ -252,7 +238,6 @@ impl Options {
             followed: false,
             family: None,
             memory_merge: false,
-            shared: None,
         }
     }
 
@@ -284,13 +269,12 @@ impl Options {
     }
 
     /// The options for a program of another user. It has a family of its own, and no part in this user's budget: of that it gets what one
-    /// program could have. Nor does it share memory.
+    /// program could have.
     #[must_use]
     pub fn for_others(&self) -> Options {
         let most = self.budget.as_ref().and_then(|budget| budget.size).unwrap_or(self.memory);
         let memory_min = self.memory_min.filter(|_| self.slowdown.is_some());
-        let memory = self.memory.min(most);
-        Options { family: None, budget: None, seat: None, shared: None, memory, memory_min, ..self.clone() }
+        Options { family: None, budget: None, seat: None, memory: self.memory.min(most), memory_min, ..self.clone() }
     }
 
     /// The options for a program that this process becomes or starts. `first`: this process is the first of its family and stays
@@ -343,25 +327,9 @@ impl Options {
         if self.require && !self.follow {
             return Err(ConfigError::value("--require", "true", "no program is followed (--no-follow): leave one of them out"));
         }
-        self.check_shared()?;
         self.check_ablate()?;
         self.policy.check("policy", POLICIES)?;
         self.prefetch.check("prefetcher", PREFETCHERS)
-    }
-
-    fn check_shared(&self) -> Result<(), ConfigError> {
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let wrong = |why: String| Err(ConfigError::value("--shared-memory", &shared.memory.to_string(), why));
-        if shared.memory < MEMORY_MIN {
-            return wrong(format!("it must be at least {MEMORY_MIN}, such as --shared-memory 256M"));
-        }
-        // The program and the manager of its shared memory are two processes, and would both open it.
-        match self.swap.iter().find(|spec| spec.is_device() || spec.is_remote()) {
-            Some(spec) => wrong(format!(
-                "the manager of shared memory cannot have a part of {spec}: use a file, such as dir:/var/tmp, or leave --shared-memory out"
-            )),
-            None => Ok(()),
-        }
     }
 
     fn check_ablate(&self) -> Result<(), ConfigError> {
@@ -487,9 +455,6 @@ pub struct Partial {
     pub follow: Option<bool>,
     /// See [`Options::require`].
     pub require: Option<bool>,
-    /// The limit of [`Options::shared`].
-    #[serde(rename = "shared-memory")]
-    pub shared_memory: Option<Size>,
 }
 
 /// A string, or a list of strings.
@@ -575,7 +540,6 @@ impl Partial {
             trace: over.trace.or(self.trace),
             follow: over.follow.or(self.follow),
             require: over.require.or(self.require),
-            shared_memory: over.shared_memory.or(self.shared_memory),
         }
     }
 
@@ -636,7 +600,6 @@ impl Partial {
         options.trace = self.trace.unwrap_or(options.trace);
         options.follow = self.follow.unwrap_or(options.follow);
         options.require = self.require.unwrap_or(options.require);
-        options.shared = self.shared_memory.map(|memory| SharedMemory { memory, ..SharedMemory::default() });
         options.stats = self.stats.map(absolute).transpose()?;
         options.validate()?;
         Ok(options)
@@ -699,22 +662,6 @@ mod tests {
         let file = toml("memory = \"64M\"\nablate = \"prefetch\"\n").unwrap();
         let both = file.merge(Partial { ablate: Some("caches".parse().unwrap()), ..Partial::default() }).finish().unwrap();
         assert_eq!((both.ablate.to_string().as_str(), both.prefetch.name.as_str()), ("caches", "sequential"));
-    }
-
-    #[test]
-    fn shared_memory_has_a_limit_of_its_own() {
-        let finish = |text: &str| toml(text).unwrap().finish();
-        let options = finish("memory = \"64M\"\nshared-memory = \"16M\"\n").unwrap();
-        assert_eq!(options.shared.as_ref().map(|shared| shared.memory), Some(Size::mib(16)));
-        assert_eq!(options.for_others().shared, None, "another user's program shares nothing");
-        assert_eq!(Options::from_json(&options.to_json()), Ok(options));
-        for (text, part) in [
-            ("memory = \"64M\"\nshared-memory = \"1M\"\n", "--shared-memory"),
-            ("memory = \"64M\"\nshared-memory = \"16M\"\nswap = \"dev:/dev/x\"\n", "dev:/dev/x"),
-        ] {
-            let error = finish(text).expect_err(text).to_string();
-            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
-        }
     }
 
     #[test]

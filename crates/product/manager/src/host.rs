@@ -47,7 +47,6 @@ use farshore_sys::uffd::Uffd;
 use farshore_sys::usdt::Usdt;
 
 use crate::chosen::Choice;
-use crate::clients::Clients;
 use crate::kernel::SharedKernel;
 use crate::memory::{Memory, Region};
 use crate::state;
@@ -113,11 +112,11 @@ pub fn no_thread(why: std::io::Error) -> String {
 }
 
 impl Host {
-    /// Makes the engine for a client with this userfaultfd; `None`: for several, who bring theirs. It has no memory yet, no threads, and serves no fault.
+    /// Makes the engine for a client with this userfaultfd. It has no memory yet, no threads, and serves no fault.
     ///
     /// # Errors
     /// One line: what cannot be had.
-    pub fn make(options: &Options, choice: Choice, uffd: Option<Uffd>, swap: Swap) -> Result<&'static Host, String> {
+    pub fn make(options: &Options, choice: Choice, uffd: Uffd, swap: Swap) -> Result<&'static Host, String> {
         let faults: Option<FaultConfig> = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
         let (faults, notice) = (faults.as_ref(), &mut |notice: &str| tell(notice));
         let backend = match swap {
@@ -132,13 +131,12 @@ impl Host {
         let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
         let stages = shape.sizes().stages;
         // Whether somebody can take over when this process is killed depends on where pages go. That it cannot be now must not keep anybody from having their memory managed.
-        let lasts = uffd.is_some() && AnyBackend::can_be_taken_over(&options.swap, options.encrypts());
+        let lasts = AnyBackend::can_be_taken_over(&options.swap, options.encrypts());
         let state =
             lasts.then(|| state::State::make(stages).inspect_err(|why| tell(&format!("{why}: this manager cannot be replaced"))));
         let state = state.and_then(Result::ok);
-        let clients = uffd.map_or_else(|| Ok(Clients::many()), Clients::one);
-        let clients = clients.map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
-        let kernel = SharedKernel::of(clients, Memory::default(), state);
+        let kernel = SharedKernel::new(uffd, Memory::default(), state)
+            .map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
         let bytes = stages as usize * size_of::<PageBuf>();
         let no_space = |why: &dyn std::fmt::Display| format!("no address space for {bytes} bytes of staging memory ({why})");
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);
@@ -261,7 +259,7 @@ impl Host {
         });
         let there = there.inspect_err(|_| {
             // All its pages are there.
-            pages.iter().for_each(|pages| _ = self.engine.kernel.clients().unregister(*pages));
+            pages.iter().for_each(|pages| _ = self.uffd().unregister(pages.start.addr(), pages.bytes()));
             self.state.inspect(|state| pages.iter().for_each(|pages| state.forget(*pages)));
         })?;
         for region in regions {
@@ -276,7 +274,7 @@ impl Host {
         }
         for pages in pages {
             // Those who have touched it before it was managed, and were not served.
-            self.engine.kernel.clients().wake(pages);
+            let _ = self.uffd().wake(pages.start.addr(), pages.bytes());
         }
         Ok(())
     }
@@ -286,7 +284,11 @@ impl Host {
         let mut there = Vec::new();
         for region in regions {
             let (start, bytes) = (region.pages.start.addr(), region.pages.bytes());
-            self.engine.kernel.clients().register(region.pages).map_err(|errno| {
+            // The kernel adds to what the client has registered it for, and faults of pages that are there (minor ones) are not served.
+            let _ = self.uffd().unregister(start, bytes);
+            // SAFETY: the memory of another process, which has handed it over; each fault there is served from here on.
+            let registered = unsafe { self.uffd().register(start, bytes) };
+            registered.map_err(|errno| {
                 format!("the {bytes} bytes at {start:#x} cannot be registered with the userfaultfd ({errno}): is it the one of this process, and has it this memory?")
             })?;
             let parts = region.parts_in_memory();
@@ -300,14 +302,7 @@ impl Host {
     /// # Errors
     /// One line: it is no region.
     pub fn drop_region(&self, pages: PageRange) -> Result<(), String> {
-        self.drop_region_alone(pages, &self.in_one_hand())
-    }
-
-    /// The same for a caller that has found out under the lock that it may go.
-    ///
-    /// # Errors
-    /// As [`Host::drop_region`].
-    pub fn drop_region_alone(&self, pages: PageRange, _space: &MutexGuard<'_, ()>) -> Result<(), String> {
+        let _space = self.in_one_hand();
         let memory = self.engine.kernel.memory();
         if !memory.all().iter().any(|region| region.pages == pages) {
             return Err(format!("the {} bytes at {:#x} are no region that was handed over", pages.bytes(), pages.start.addr()));
@@ -316,7 +311,7 @@ impl Host {
         self.state.inspect(|state| state.give_up(pages));
         self.engine.claim(pages);
         // Whoever waits there is woken, and finds what the client has made of it. A client that has unmapped it first is right, too.
-        let _ = self.engine.kernel.clients().unregister(pages);
+        let _ = self.uffd().unregister(pages.start.addr(), pages.bytes());
         let removed = memory.remove(pages);
         self.engine.finish_unmap(pages);
         self.state.inspect(|state| state.forget(pages));

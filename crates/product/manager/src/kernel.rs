@@ -38,13 +38,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, KernelError, PageBuf, Protect};
-use farshore_sys::raw::{self, Errno};
-use farshore_sys::tls;
+use farshore_sys::kernel::LinuxKernel;
+use farshore_sys::raw::Errno;
 use farshore_sys::uffd::{Uffd, UffdError};
 
-use crate::clients::Clients;
 use crate::memory::{Memory, PUNCHES};
 use crate::seldom::Seldom;
 use crate::state::State;
@@ -52,7 +52,8 @@ use crate::state::State;
 /// The page tables of the client, and its memory.
 #[derive(Debug)]
 pub struct SharedKernel {
-    client: Clients,
+    /// What a userfaultfd does is the same for whosever memory it is.
+    client: LinuxKernel,
     memory: Memory,
     /// Pages that evictors have found to be thrown away, for [`SharedKernel::thrown_away`].
     found: Mutex<Vec<Page>>,
@@ -73,18 +74,9 @@ impl SharedKernel {
     /// # Errors
     /// What opening `/proc/self/mem` answers.
     pub fn new(uffd: Uffd, memory: Memory, state: Option<&'static State>) -> Result<SharedKernel, Errno> {
-        Ok(SharedKernel::of(Clients::one(uffd)?, memory, state))
-    }
-
-    /// For memory that these have.
-    pub fn of(client: Clients, memory: Memory, state: Option<&'static State>) -> SharedKernel {
+        let client = LinuxKernel::new(uffd, true)?;
         let found = Mutex::new(Vec::with_capacity(FOUND_MAX));
-        SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state }
-    }
-
-    /// Whose page tables the memory is in.
-    pub fn clients(&self) -> &Clients {
-        &self.client
+        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state })
     }
 
     /// The client's userfaultfd.
@@ -132,7 +124,9 @@ impl SharedKernel {
             )
         });
         for _ in 0..PUNCHES {
-            if self.client.poison(page) != Err(UffdError::Exists) {
+            // What is left of its protection would keep the poison out.
+            let _ = self.uffd().unprotect(page.addr(), PAGE_SIZE as u64, false);
+            if self.uffd().poison(page.addr(), PAGE_SIZE as u64) != Err(UffdError::Exists) {
                 break;
             }
             // Somebody has touched the zeros meanwhile: out of the page table with them.
@@ -155,7 +149,7 @@ impl SharedKernel {
     /// As [`Kernel::map`].
     pub fn map_for(&self, left: &State, page: Page, bytes: &PageBuf) -> Result<(), KernelError> {
         let one = core::slice::from_ref(bytes);
-        self.client.map_run(Some(left.first_note()), page, one, Protect::Writable).map(|_| ())
+        self.client.map_run_noted(left.first_note(), page, one, Protect::Writable).map(|_| ())
     }
 }
 
@@ -169,7 +163,10 @@ impl Kernel for SharedKernel {
     }
 
     fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
-        self.client.map_run(self.state.map(State::own_note), first, bytes, protect)
+        match self.state {
+            Some(state) => self.client.map_run_noted(state.own_note(), first, bytes, protect),
+            None => self.client.map_run(first, bytes, protect),
+        }
     }
 
     fn forget_mapped(&self) {
@@ -204,8 +201,6 @@ impl Kernel for SharedKernel {
         static SAID: Seldom = Seldom::new();
         let mut stuck = Vec::new();
         let punched = self.memory.punch(pages, &mut stuck);
-        let out = punched.map_or_else(|(done, _)| done, |()| pages.len());
-        self.client.protect_again(&pages[..out]);
         stuck.into_iter().for_each(|page| self.close(page));
         punched.inspect_err(|&(done, why)| match why {
             // Where one was thrown away there are more: each of them would cost a batch.
@@ -218,11 +213,10 @@ impl Kernel for SharedKernel {
     }
 
     fn current_thread(&self) -> u64 {
-        // No system call: this is asked in the middle of the eviction path.
-        tls::thread_pointer()
+        self.client.current_thread()
     }
 
     fn step_aside(&self) {
-        raw::sched_yield();
+        self.client.step_aside();
     }
 }

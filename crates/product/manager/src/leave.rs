@@ -9,8 +9,6 @@
 //! 4. The memory is no longer registered: holes are fresh memory again, and whoever waits is woken.
 //! 5. The mark goes, and another manager may have the memory.
 
-use std::sync::MutexGuard;
-
 use farshore_command::machine::available_memory;
 use farshore_command::say::{amount, tell};
 use farshore_core::limits::PAGE_SIZE;
@@ -26,14 +24,7 @@ use crate::serve::{lose, wait_for_room, wants_room};
 /// # Errors
 /// One line: there is no room for them, and nothing has changed. Or the mark stays.
 pub fn leave(host: &Host) -> Result<u64, String> {
-    leave_alone(host, &host.in_one_hand())
-}
-
-/// The same for a caller that makes sure that no memory comes afterwards.
-///
-/// # Errors
-/// As [`leave`].
-pub fn leave_alone(host: &Host, _alone: &MutexGuard<'_, ()>) -> Result<u64, String> {
+    let _alone = host.in_one_hand();
     let (engine, memory) = (&host.engine, host.engine.kernel.memory());
     let regions = memory.all();
     let pages = || regions.iter().flat_map(|region| region.pages.iter());
@@ -68,9 +59,9 @@ pub fn leave_alone(host: &Host, _alone: &MutexGuard<'_, ()>) -> Result<u64, Stri
     // Should this process be killed from here on, whoever comes ends what it has begun.
     host.state.inspect(|state| state.set_given_back());
     for region in &regions {
+        let (start, bytes) = (region.pages.start.addr(), region.pages.bytes());
         // A client that has unmapped it needs nothing more.
-        if let Err(errno) = engine.kernel.clients().unregister(region.pages) {
-            let (start, bytes) = (region.pages.start.addr(), region.pages.bytes());
+        if let Err(errno) = host.uffd().unregister(start, bytes) {
             tell(&format!("the {bytes} bytes at {start:#x} stay registered ({errno})"));
         }
     }

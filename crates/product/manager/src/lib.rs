@@ -19,7 +19,6 @@
 //! | [`regions`] | what a client says of its memory, against what the kernel says |
 //! | [`memory`] | which page is where in which file |
 //! | [`kernel`] | the engine's `Kernel` on them |
-//! | [`clients`] | whose page tables the memory is in: one process', or several processes' |
 //! | [`process`] | the client's process: who it is, its mappings, its files |
 //! | [`connection`] | requests and descriptors that come, answers that go |
 //! | [`control`] | `farshore stat` and `set` |
@@ -31,7 +30,6 @@
 //! | [`leave`] | the memory is given back |
 //! | [`seldom`] | lines that may come again and again |
 //! | [`session`] | one client from its connection to its end |
-//! | [`kin`] | the processes of a family, which share memory |
 //! | [`restore`] | a client whose memory is filled from a snapshot, and stays: [`snapshot`] has the file, and which parts of it are needed first |
 //!
 //! # One process for each client
@@ -40,13 +38,11 @@
 //! one client alone. It is a child of its [`keeper`]. What is leaked here is leaked for as long as the client lives.
 
 pub mod chosen;
-pub mod clients;
 pub mod connection;
 pub mod control;
 pub mod host;
 pub mod keeper;
 pub mod kernel;
-pub mod kin;
 pub mod leave;
 pub mod memory;
 pub mod process;

@@ -11,7 +11,7 @@ mod vms;
 use std::ffi::OsString;
 
 use args::{Command, VmArgs, VmCommand};
-use farshore_command::process::{CLIENT, KEEPER, KIN, KIN_BESIDE, ONE};
+use farshore_command::process::{CLIENT, KEEPER, ONE};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
@@ -31,8 +31,6 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
         [first, options, process] if first == CLIENT => return start::client(options, process),
         [first, source, _] if first == start::RESTORE => return start::restored(source),
         [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
-        [first, options, process] if first == KIN_BESIDE => return vm::beside_as(KIN, options, process),
-        [first, options, process] if first == KIN => return vm::kin(options, process),
         [first, options, process] if first == ONE => return vm::one(options, process),
         _ => {}
     }

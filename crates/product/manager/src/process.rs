@@ -57,19 +57,6 @@ impl Process {
         Ok(Process { pid, pidfd })
     }
 
-    /// The process that has made this connection, whatever user it has become: one of a family, which says so itself.
-    ///
-    /// # Errors
-    /// One line: it has ended, or is in another PID namespace.
-    pub fn at(socket: &impl AsFd) -> Result<Process, String> {
-        let peer =
-            getsockopt(&socket.as_fd(), PeerCredentials).map_err(|errno| format!("who has connected is not known ({errno})"))?;
-        let pid = Pid::from_raw(peer.pid()).ok_or("its process is in another PID namespace than the manager")?;
-        let pidfd =
-            pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| format!("process {} has ended ({errno})", peer.pid()))?;
-        Ok(Process { pid, pidfd })
-    }
-
     /// The process that has made this connection, by a descriptor of it that was opened when it did.
     ///
     /// # Errors

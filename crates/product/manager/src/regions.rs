@@ -136,30 +136,6 @@ pub fn file_of(region: &Handed, mappings: &[Mapping]) -> Result<Identity, String
     }
 }
 
-/// The parts of a region that are mapped just there, of its file and at its offset.
-#[must_use]
-pub fn parts_mapped(region: &Handed, file: Identity, mappings: &[Mapping]) -> Vec<PageRange> {
-    let end = region.address + region.bytes;
-    let is_its = |mapping: &&Mapping| {
-        mapping.shared
-            && mapping.file == Some(file)
-            && mapping.overlaps(region.address, end)
-            && mapping.start.wrapping_sub(mapping.offset) == region.address.wrapping_sub(region.offset)
-    };
-    let part = |mapping: &Mapping| PageRange {
-        start: Page::containing(mapping.start.max(region.address)),
-        end: Page::containing(mapping.end.min(end)),
-    };
-    let mut parts: Vec<PageRange> = Vec::new();
-    for part in mappings.iter().filter(is_its).map(part) {
-        match parts.last_mut().filter(|last| last.end == part.start) {
-            Some(last) => last.end = part.end,
-            None => parts.push(part),
-        }
-    }
-    parts
-}
-
 /// Makes sure that regions are registered, by what `/proc/PID/smaps` tells of the process that has connected (the userfaultfd may be another one's), and that none of them has huge
 /// pages or is to get some.
 ///
@@ -281,24 +257,6 @@ mod tests {
 
     fn maps(text: &str) -> Vec<Mapping> {
         text.lines().map(|line| Mapping::parse(line).expect("it is a line")).collect()
-    }
-
-    #[test]
-    fn what_is_left_of_a_region() {
-        let text = "7f0000000000-7f0000002000 rw-s 00000000 00:01 5 /memfd:x\n\
-                    7f0000002000-7f0000003000 r--s 00002000 00:01 5 /memfd:x\n\
-                    7f0000004000-7f0000005000 rw-p 00000000 00:00 0\n\
-                    7f0000005000-7f0000006000 rw-s 00000000 00:01 5 /memfd:x\n\
-                    7f0000006000-7f0000009000 rw-s 00006000 00:01 5 /memfd:x\n\
-                    7f0000009000-7f000000a000 rw-s 00009000 00:01 6 /memfd:y\n";
-        let file = (rustix::fs::makedev(0, 1), 5);
-        let of = |address, bytes, offset| {
-            let parts = parts_mapped(&handed(address, bytes, offset), file, &maps(text));
-            parts.iter().map(|part| (part.start.addr() - AT, part.end.addr() - AT)).collect::<Vec<_>>()
-        };
-        assert_eq!(of(AT, 0xa000, 0), [(0, 0x3000), (0x6000, 0x9000)]);
-        assert_eq!(of(AT + 0x1000, 0x6000, 0x1000), [(0x1000, 0x3000), (0x6000, 0x7000)]);
-        assert_eq!(of(AT, 0x1000, 0x1000), []);
     }
 
     #[test]

@@ -19,8 +19,9 @@ use std::thread;
 use std::time::Duration;
 
 use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
-use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::seams::{Clock as _, KernelError, PageBuf};
+use farshore_core::limits::PAGE_SIZE;
+use farshore_core::page::{Access, Page};
+use farshore_core::seams::{Clock as _, Kernel as _, KernelError, PageBuf};
 use farshore_core::word::State;
 use farshore_engine::fault::resolve::{Failure, Resolved};
 use farshore_sys::cpu;
@@ -33,7 +34,7 @@ use crate::seldom::Seldom;
 /// Handler threads a core. Each waits for its own fetch, so several.
 const HANDLERS_A_CORE: usize = 4;
 /// Messages that one read takes. Few: what a handler has taken waits behind the fetches before it.
-pub(crate) const MESSAGES: usize = 4;
+const MESSAGES: usize = 4;
 /// How long a thread that finds no memory in the kernel pauses.
 const NO_MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -73,8 +74,7 @@ fn run(host: &'static Host) {
     }
 }
 
-/// Serves one fault.
-pub(crate) fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
+fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
     let (engine, page) = (&host.engine, Page::containing(fault.address));
     let access = if fault.write || fault.protected { Access::Write } else { Access::Read };
     if engine.is_wanted(Kind::Fault) {
@@ -98,7 +98,7 @@ pub(crate) fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
         Err(why) => lose(host, page, &why),
     }
     // Always: whether this call or another thread has resolved it, or the access must be made again to find out.
-    engine.kernel.clients().wake(PageRange { start: page, end: page.plus(1) });
+    let _ = host.uffd().wake(page.addr(), PAGE_SIZE as u64);
 }
 
 /// Whether a page cannot come for want of room alone: its bytes are safe, and it can come later.
@@ -125,7 +125,9 @@ pub fn lose(host: &Host, page: Page, why: &Failure) {
     SAID.tell(|| format!("the page at {:#x} of the client is lost, and whoever needs it gets SIGBUS: {why}", page.addr()));
     let mut done = Ok(());
     host.engine.while_absent(page, cpu::current(), || {
-        done = host.engine.kernel.clients().poison(page);
+        // What punching has left of its protection would keep the poison out.
+        let _ = host.engine.kernel.unprotect(page);
+        done = host.uffd().poison(page.addr(), PAGE_SIZE as u64);
     });
     match done {
         Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::ProcessGone | UffdError::Again { .. }) => {}

@@ -84,7 +84,7 @@ fn begin(
     let regions = open(process, &handed, &[], descriptors.as_slice())?;
     drop(descriptors);
     let choice = Choice::new(options, process.number(), list)?;
-    let host = Host::make(options, choice, Some(uffd), Swap::New)?;
+    let host = Host::make(options, choice, uffd, Swap::New)?;
     host.begin(options)?;
     let check = |regions: &[Region]| {
         process.check_registered(&handed)?;
@@ -129,7 +129,7 @@ fn go_on(
     let uffd = keeper.take_one(Kept::Uffd).ok_or("the userfaultfd was not kept")?;
     let uffd = userfaultfd(uffd, Features::default())?;
     let choice = Choice::new(options, process.number(), list)?;
-    let host = Host::make(options, choice, Some(uffd), Swap::Left(keeper.take(Kept::Swap)))?;
+    let host = Host::make(options, choice, uffd, Swap::Left(keeper.take(Kept::Swap)))?;
     let (under_way, is_given_back) = (left.state().is_under_way(), left.state().is_given_back());
     let times = left.state().takeovers() + 1;
     left.take_over(host, keeper)?;
@@ -178,7 +178,7 @@ fn leave_to(keeper: &Keeper, regions: &[Region]) -> Result<(), String> {
 }
 
 /// Checks regions against what the kernel says of the process, and opens their files. `there`: regions that it has handed over before.
-pub(crate) fn open(process: &Process, new: &[Handed], there: &[Region], passed: &[OwnedFd]) -> Result<Vec<Region>, String> {
+fn open(process: &Process, new: &[Handed], there: &[Region], passed: &[OwnedFd]) -> Result<Vec<Region>, String> {
     let pages: Vec<_> = there.iter().map(|region| region.pages).collect();
     check(new, &pages)?;
     let mappings = process.mappings()?;

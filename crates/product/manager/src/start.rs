@@ -373,7 +373,7 @@ pub fn restored(source: &OsStr) -> Result<u8, Refusal> {
 }
 
 /// A bug ends this process, and is told.
-pub fn end_by_bugs() {
+fn end_by_bugs() {
     std::panic::set_hook(Box::new(|info| {
         tell(&format!("bug: {info}"));
         std::process::abort();

@@ -18,7 +18,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-use farshore_command::process::{KIN_TOKEN, ONE, STARTED};
+use farshore_command::process::ONE;
 use farshore_command::refusal::Refusal;
 use farshore_command::say::tell;
 use farshore_command::{handed, library};
@@ -32,6 +32,8 @@ use crate::{qemu, start};
 
 /// The word behind which the process between QEMU and its manager finds its options and QEMU's number.
 pub const BESIDE: &str = "--beside";
+/// What the process between them says when the manager is there.
+const STARTED: &[u8] = b"started";
 /// The library that is preloaded into QEMU, and what names another one.
 const AGENT: (&str, &str) = ("libfarshore_agent.so", "FARSHORE_AGENT");
 /// Tells the agent the name of the socket.
@@ -106,22 +108,15 @@ fn listen() -> Result<(UnixListener, String), Refusal> {
 /// # Errors
 /// The manager cannot be started.
 pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
-    beside_as(ONE, options, process)
-}
-
-/// The same, with the word of what it starts.
-///
-/// # Errors
-/// The manager cannot be started.
-pub fn beside_as(what: &str, options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
-    let failed = |error: &dyn std::fmt::Display| Refusal::failed(format!("the manager cannot be started ({error})"));
+    let failed =
+        |error: &dyn std::fmt::Display| Refusal::failed(format!("the manager of the guest's memory cannot be started ({error})"));
     let pid = process.to_str().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     // Whoever has this number waits for us, so it is the right one.
     let qemu = pidfd_open(pid.ok_or_else(|| failed(&"no process"))?, PidfdFlags::empty()).map_err(|errno| failed(&errno))?;
     setsid().map_err(|errno| failed(&errno))?;
     let listener = start::take_input()?;
     Command::new("/proc/self/exe")
-        .args([OsStr::new(what), options, process])
+        .args([OsStr::new(ONE), options, process])
         .stdin(Stdio::from(listener))
         .stdout(Stdio::from(qemu))
         .spawn()
@@ -129,41 +124,6 @@ pub fn beside_as(what: &str, options: &OsStr, process: &OsStr) -> Result<u8, Ref
         .and_then(|()| std::io::stdout().flush())
         .map(|()| 0)
         .map_err(|error| failed(&error))
-}
-
-/// The manager of a family's shared memory: at its input processes connect, and its output is a descriptor of the process that is to become the program.
-///
-/// # Errors
-/// It cannot begin.
-pub fn kin(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
-    start::end_by_bugs();
-    let mut options = start::handed_on(options)?;
-    let token = std::env::var(KIN_TOKEN).ok().and_then(|text| {
-        let (one, other) = text.split_once(' ')?;
-        Some([one.parse().ok()?, other.parse().ok()?])
-    });
-    let token = token.ok_or_else(|| Refusal::failed(format!("{KIN_TOKEN} does not say what clients send")))?;
-    options.shared.iter_mut().for_each(|shared| shared.token = token);
-    let listener = UnixListener::from(start::take_input()?);
-    let first = take_output()?;
-    let number = process.to_str().and_then(|text| text.parse().ok()).unwrap_or(0);
-    // Others may wait until nobody has them open any more; and the folder may be unmounted.
-    leave_inherited();
-    _ = std::env::set_current_dir("/");
-    farshore_manager::kin::run(listener, first, number, options).map(|()| 0).map_err(Refusal::failed)
-}
-
-/// Closes what the caller has left open for the program.
-fn leave_inherited() {
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    // What is ours is not inherited.
-    let is_ours = |number: &i32| {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-        let flags = info.lines().find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-        flags.is_none_or(|flags| flags & 0o2_000_000 != 0)
-    };
-    numbers.into_iter().filter(|number| *number > 2 && !is_ours(number)).for_each(|number| drop(handed::adopt(number)));
 }
 
 /// A manager of one client: at its input clients connect, and its output is a descriptor of the process that is to become QEMU.

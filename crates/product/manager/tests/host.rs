@@ -60,7 +60,7 @@ fn what_is_out_stays_and_what_is_thrown_away_goes() {
     (0..100).map(|n| range.start.plus(n)).for_each(|page| write(page, byte_of(range, page)));
     let options = Options::new(Size::mib(4), "ram".parse().expect("it is a swap space"));
     let choice = Choice::new(&options, std::process::id().cast_signed(), None).expect("there is no budget");
-    let host = Host::make(&options, choice, Some(uffd), Swap::New).expect("there is memory");
+    let host = Host::make(&options, choice, uffd, Swap::New).expect("there is memory");
     host.begin(&options).expect("there are threads");
     host.take(vec![region(&backing(&fd), range, 0)], |_| Ok(())).expect("it is shared memory");
     serve::start(host).expect("there are threads");

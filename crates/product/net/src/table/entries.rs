@@ -313,7 +313,7 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (213, "epoll_create", N),
     (214, "epoll_ctl_old", G),
     (215, "epoll_wait_old", G),
-    (216, "remap_file_pages", L(Memory)),
+    (216, "remap_file_pages", Passed("it works on shared mappings alone, which are not managed")),
     (217, "getdents64", T(Transfer::Entries)),
     (218, "set_tid_address", K(o(0, 4), "the word is cleared when the thread ends")),
     (219, "restart_syscall", N),

@@ -27,7 +27,7 @@ use crate::ground::files;
 use crate::ground::lost::{self, Needed};
 use crate::ground::net::{Net, net, pinned};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
-use crate::ground::{own_threads, report, shared, sleeping, thread};
+use crate::ground::{own_threads, report, sleeping, thread};
 use crate::memory::{self, surrender};
 use crate::process::{self, filters};
 use crate::signals;
@@ -80,11 +80,6 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
         begin_on_call_stack(call);
     }
     crate::ground::unithreads::settle();
-    if shared::is_any()
-        && let Some(answer) = shared::refusal(number, args)
-    {
-        return answer;
-    }
     let server = server(number);
     if server != Server::Rest
         && let Some(entry) = table::lookup(number)
@@ -264,10 +259,6 @@ impl Memory for Net {
     }
 
     fn surrender(&self, device: (u32, u32)) -> bool {
-        if shared::is_any() {
-            shared::refuse_device(device);
-            return false;
-        }
         runtime().is_none_or(|runtime| surrender::all(runtime, device))
     }
 

@@ -20,7 +20,6 @@ use crate::ground::environment;
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
-use crate::ground::shared::Shared;
 use crate::ground::small::Small;
 use crate::ground::{count, mappings, nodes, own_threads, parts, text, thread};
 use crate::memory::{self, attributes, statics};
@@ -61,8 +60,7 @@ extern "C" fn at_load() {
     let maps = patch::Maps::read();
     let begun = begin(options, &maps);
     let awake = begun.and_then(|begun| {
-        // What it shares must be known from the first mapping and fork on.
-        if is_hosted() || begun.options.shared.is_some() {
+        if is_hosted() {
             return start(begun, &maps);
         }
         match dormant::begin(begun, &maps) {
@@ -229,13 +227,7 @@ fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runti
     let engine = unsafe { Engine::new(shape, kernel, backend, policy, MonotonicClock::new(), KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
-    let space = Space {
-        heap_floor: heap_floor.next_multiple_of(4096),
-        brk,
-        locked: 0,
-        small: Small::default(),
-        shared: Shared::default(),
-    };
+    let space = Space { heap_floor: heap_floor.next_multiple_of(4096), brk, locked: 0, small: Small::default() };
     let parts = Parts { engine, options, space, shape, faults, first: true, started_ns, program };
     Ok(parts.assemble())
 }

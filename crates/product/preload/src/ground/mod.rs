@@ -9,7 +9,6 @@
 //! | [`sleeping`] | a dormant process: how one thread stops the others |
 //! | [`own_threads`] | Farshore's own threads, one of which serves the socket at which `farshore stat` knocks |
 //! | [`files`] | mappings of files that are managed, and what becomes of them when a file is to be written |
-//! | [`shared`] | memory that the processes of a family share, which a manager has |
 //! | [`net`] | the program's memory, for whoever reads it |
 //! | [`apart`], `spare` | where what the library's dependencies map lies, and what the program's calls do there |
 //! | [`above`] | what the ground calls in the layers above it |
@@ -30,7 +29,6 @@ pub mod parts;
 pub mod ranges;
 pub mod report;
 pub mod runtime;
-pub mod shared;
 pub mod sleeping;
 pub mod small;
 mod spare;

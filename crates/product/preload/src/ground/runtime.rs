@@ -2,7 +2,6 @@
 
 use crate::ground::above::{Above, Library};
 use crate::ground::changes::Changes;
-use crate::ground::shared::Shared;
 use crate::ground::small::Small;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farshore_backend::AnyBackend;
@@ -51,8 +50,6 @@ pub struct Space {
     pub locked: u64,
     /// Mappings below the threshold.
     pub small: Small,
-    /// Memory that is shared with others, and managed beside this process.
-    pub shared: Shared,
 }
 
 /// Everything that lives as long as the program.
@@ -190,7 +187,6 @@ impl Runtime {
         all.extend(kernel.huge_way().map(|way| way.pagemap.fd().raw()));
         all.extend(self.engine.backend.fds());
         all.extend(crate::ground::files::descriptors());
-        all.extend(crate::ground::shared::descriptors());
         all.extend(Library::family_descriptors());
         all.extend(crate::ground::own_threads::knock::descriptor());
         all.sort_unstable();

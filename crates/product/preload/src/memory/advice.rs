@@ -12,7 +12,7 @@ use super::{hand_over_managed, is_error, pages, raw};
 use crate::ground::files::Of;
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
-use crate::ground::{files, own_threads, shared, thread, withheld};
+use crate::ground::{files, own_threads, thread, withheld};
 use crate::memory::{attributes, surrender};
 use farshore_core::order::Order;
 use farshore_core::page::{Access, Page, PageRange};
@@ -45,11 +45,6 @@ pub(super) fn gives_up(what: u64) -> bool {
 
 pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     let [addr, len, what, ..] = *args;
-    if shared::is_any()
-        && let Some(answer) = locked(runtime, |space| shared::advice(&space.shared, args))
-    {
-        return answer;
-    }
     let range = len.checked_next_multiple_of(super::PAGE).and_then(|len| pages(addr, len));
     if what == advice::MERGEABLE {
         // Managed memory is never merged (`net/calls/merging.rs`). Under the lock, since memory that is mapped there meanwhile

@@ -5,7 +5,6 @@ use super::{Args, PAGE, hand_over_managed, is_error, pages, raw};
 use crate::ground::files;
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, locked};
-use crate::ground::shared;
 use crate::memory::attributes;
 use farshore_sys::fd;
 use farshore_sys::raw::Errno;
@@ -20,10 +19,6 @@ const MUNLOCKALL: u64 = 152;
 /// Farshore's limit, the call is refused, as `mlockall` is.
 pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     attributes::note();
-    if shared::overlaps(args[0], args[1]) {
-        // What is locked could not leave.
-        return -i64::from(Errno::ENOMEM.0);
-    }
     let start = args[0] & !(PAGE - 1);
     let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };

@@ -24,7 +24,7 @@ use crate::ground::ranges::without;
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
-use crate::ground::{apart, files, own_threads, report, shared, thread};
+use crate::ground::{apart, files, own_threads, report, thread};
 use core::ops::Range;
 use farshore_config::Options;
 use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
@@ -51,7 +51,6 @@ const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
 const MCL_ONFAULT: u64 = 4;
 const MCL_ALL: u64 = 1 | 2 | MCL_ONFAULT;
 const SHMAT: u64 = 30;
-const REMAP_FILE_PAGES: u64 = 216;
 const SHM_REMAP: u64 = 0o40000;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -62,8 +61,7 @@ const TABLE_END: u64 = 1 << 47;
 pub fn handles(number: u64) -> bool {
     matches!(
         number,
-        nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149
-            ..=152 | 325 | 329 | REMAP_FILE_PAGES | SHMAT | MSEAL
+        nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | SHMAT | MSEAL
     )
 }
 
@@ -119,7 +117,6 @@ fn change(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         // mlockall: not all managed memory can be resident, so the answer is the one of a low RLIMIT_MEMLOCK. For odd flags the
         // kernel answers.
         151 if args[0] & !MCL_ONFAULT != 0 && args[0] & !MCL_ALL == 0 => -i64::from(Errno::ENOMEM.0),
-        REMAP_FILE_PAGES if shared::overlaps(args[0], args[1]) => -i64::from(Errno::EINVAL.0),
         SHMAT => shmat(runtime, args),
         MSEAL => mseal(runtime, args),
         152 => locks::munlockall(runtime, args),
@@ -285,12 +282,6 @@ fn each_present(pagemap: &Pagemap, range: PageRange, mut found: impl FnMut(PageR
 fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, _, flags, ..] = *args;
     let fixed = flags & map::FIXED != 0;
-    if shared::may_take(&runtime.options, args)
-        && !surrender::is_done()
-        && let Some(answer) = map_shared(runtime, args)
-    {
-        return answer;
-    }
     let managed_before = fixed && pages(addr, len.next_multiple_of(PAGE)).is_some_and(|r| any_managed(runtime, r));
     if !surrender::is_done() && files::may_take(&runtime.options, args) {
         return map_file(runtime, args);
@@ -302,51 +293,30 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let wanted = |len| may_manage(runtime, &[addr, len, args[2], flags, 0, 0]);
     if !wanted(if managed_before { u64::MAX } else { len }) {
         if managed_before {
-            return locked(runtime, |space| over_managed(runtime, space, args, false));
+            return locked(runtime, |_| over_managed(runtime, args, false));
         }
         let is_small = !surrender::is_done() && is_small(&runtime.options, args);
         if let Some(answer) = if is_small { small_mapping(runtime, args) } else { Some(unmanaged(runtime, args)) } {
             return answer;
         }
     }
-    let mapped = locked(runtime, |space| {
-        over_managed(runtime, space, &[hint(addr, flags), args[1], args[2], args[3], args[4], args[5]], true)
-    });
+    let mapped =
+        locked(runtime, |_| over_managed(runtime, &[hint(addr, flags), args[1], args[2], args[3], args[4], args[5]], true));
     if !is_error(mapped) && flags & MAP_POPULATE != 0 {
         advice::bring_in(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
 }
 
-/// Maps memory that the processes of the family share. `None`: it is not managed.
-fn map_shared(runtime: &Runtime, args: &Args) -> Option<i64> {
-    let [addr, len, protection, flags, ..] = *args;
-    let answer = locked(runtime, |space| {
-        shared::map(runtime, &mut space.shared, &[hint(addr, flags), len, protection, flags, u64::MAX, 0])
-    })?;
-    if !is_error(answer) && flags & (MAP_POPULATE | MAP_NONBLOCK) == MAP_POPULATE {
-        raw(nr::MADVISE, &[answer as u64, len.next_multiple_of(PAGE), vm::advice::POPULATE_WRITE, 0, 0, 0]);
-    }
-    Some(answer)
-}
-
-/// Makes the program's call of mmap, under the lock. What it replaces may be memory that is shared.
-fn raw_mmap(space: &mut Space, args: &Args) -> i64 {
-    match args[3] & map::FIXED {
-        0 => raw(nr::MMAP, args),
-        _ => space.shared.change(args[0], args[1], || raw(nr::MMAP, args)),
-    }
-}
-
 /// Maps what stays the kernel's, and replaces nothing that is managed.
 fn unmanaged(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, protection, flags, fd, offset] = *args;
-    if flags & map::FIXED == 0 || (flags & MAP_LOCKED != 0 && !shared::is_any()) {
+    if flags & map::FIXED == 0 || flags & MAP_LOCKED != 0 {
         return raw(nr::MMAP, args);
     }
     // Under the lock: what it replaces must not become a mapping of ours before the kernel does it. What is to be brought in comes afterwards: a file
     // may be served by a thread of the program, which needs the lock (FUSE). For that reason locked memory goes without.
-    let answer = locked(runtime, |space| raw_mmap(space, &[addr, len, protection, flags & !MAP_POPULATE, fd, offset]));
+    let answer = locked(runtime, |_| raw(nr::MMAP, &[addr, len, protection, flags & !MAP_POPULATE, fd, offset]));
     if !is_error(answer) && flags & (MAP_POPULATE | MAP_NONBLOCK) == MAP_POPULATE {
         // As the kernel does it: private memory that may be written is written. What cannot be brought in is no error of this call.
         let is_written = flags & 0xf == map::PRIVATE && protection & prot::WRITE != 0;
@@ -360,8 +330,8 @@ fn unmanaged(runtime: &Runtime, args: &Args) -> i64 {
 fn map_file(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, protection, flags, fd, offset] = *args;
     let args = [hint(addr, flags), len, protection, flags & !MAP_POPULATE, fd, offset];
-    let (answer, managed) = locked(runtime, |space| {
-        let answer = raw_mmap(space, &args);
+    let (answer, managed) = locked(runtime, |_| {
+        let answer = raw(nr::MMAP, &args);
         (answer, if is_error(answer) { None } else { files::take_over(runtime, answer as u64, &args) })
     });
     if !is_error(answer) && flags & MAP_POPULATE != 0 {
@@ -387,7 +357,7 @@ fn small_mapping(runtime: &Runtime, args: &Args) -> Option<i64> {
             space.small = Small::managed();
             return None;
         }
-        let answer = raw_mmap(space, args);
+        let answer = raw(nr::MMAP, args);
         if !is_error(answer) {
             space.small.note(answer as u64, answer as u64 + args[1].next_multiple_of(PAGE));
         }
@@ -403,7 +373,7 @@ pub fn hint(addr: u64, flags: u64) -> u64 {
 }
 
 /// Maps; gives up what is managed at a fixed address; manages the result if `manage`.
-fn over_managed(runtime: &Runtime, space: &mut Space, args: &Args, manage: bool) -> i64 {
+fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
     let [addr, len, protection, flags, fd, offset] = *args;
     let Some(bytes) = len.checked_next_multiple_of(PAGE) else { return raw(nr::MMAP, args) };
     let replaced = pages(addr, bytes).filter(|_| flags & map::FIXED != 0);
@@ -411,7 +381,7 @@ fn over_managed(runtime: &Runtime, space: &mut Space, args: &Args, manage: bool)
         runtime.engine.claim(range);
     }
     let flags = if manage { flags & !MAP_POPULATE } else { flags };
-    let answer = raw_mmap(space, &[addr, len, protection, flags, fd, offset]);
+    let answer = raw(nr::MMAP, &[addr, len, protection, flags, fd, offset]);
     if let Some(range) = replaced {
         finish(runtime, range, answer);
     }
@@ -426,8 +396,7 @@ fn munmap(runtime: &Runtime, args: &Args) -> i64 {
         return raw(nr::MUNMAP, args);
     };
     locked(runtime, |space| {
-        let shared = &mut space.shared;
-        let answer = unmap_locked(runtime, range, || shared.change(range.start.addr(), range.bytes(), || raw(nr::MUNMAP, args)));
+        let answer = unmap_locked(runtime, range, || raw(nr::MUNMAP, args));
         if answer == 0 {
             space.small.forget(range.start.addr(), range.end.addr());
         }
@@ -536,10 +505,6 @@ fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     if addr == 0 || flags & SHM_REMAP == 0 {
         return raw(SHMAT, args);
     }
-    if shared::is_any() {
-        // The segment could take the place of memory that is shared, which would have to be said before.
-        return -i64::from(Errno::EINVAL.0);
-    }
     // struct shmid64_ds: the segment's size comes behind struct ipc64_perm, 48 bytes.
     let mut described = [0u64; 14];
     if is_error(raw(SHMCTL, &[id, IPC_STAT, described.as_mut_ptr() as u64, 0, 0, 0])) {
@@ -592,9 +557,6 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
     let [old, old_len, new_len, flags, target, _] = *args;
     let rounded = (old_len.checked_next_multiple_of(PAGE), new_len.checked_next_multiple_of(PAGE));
     let (Some(old_bytes), Some(new_bytes)) = rounded else { return raw(nr::MREMAP, args) };
-    if let Some(answer) = remap_shared(runtime, args, old_bytes, new_bytes) {
-        return answer;
-    }
     let from = pages(old, old_bytes);
     let onto = pages(target, new_bytes).filter(|_| flags & MREMAP_FIXED != 0);
     let managed = from.is_some_and(|r| any_managed(runtime, r));
@@ -640,23 +602,6 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         serve(true)
     });
     answer.unwrap_or(-i64::from(Errno::EFAULT.0))
-}
-
-/// Serves mremap for memory that is shared, or onto it: such memory may become smaller, and nothing else. `None`: it is other memory.
-fn remap_shared(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u64) -> Option<i64> {
-    let [old, _, _, flags, target, _] = *args;
-    let onto = flags & MREMAP_FIXED != 0 && shared::overlaps(target, new_bytes);
-    // With an old size of 0 it would be mapped a second time.
-    if !onto && !shared::overlaps(old, old_bytes.max(PAGE)) {
-        return None;
-    }
-    let only_shrinks = (1..=old_bytes).contains(&new_bytes) && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
-    let tail = pages(old.saturating_add(new_bytes), old_bytes.saturating_sub(new_bytes));
-    if onto || !only_shrinks || tail.is_some_and(|tail| any_managed(runtime, tail)) {
-        return Some(-i64::from(Errno::ENOMEM.0));
-    }
-    let bytes = old_bytes - new_bytes;
-    Some(locked(runtime, |space| space.shared.change(old + new_bytes, bytes, || raw(nr::MREMAP, args))))
 }
 
 /// Serves mremap, under the lock, for several mappings of which some are managed. One that was made before small mappings were managed may have grown

@@ -26,7 +26,7 @@ use crate::control::policies;
 use crate::ground::net::net;
 use crate::ground::own_threads::{self, rights};
 use crate::ground::runtime::{locked, runtime, uninterrupted};
-use crate::ground::{count, files, report, shared, thread};
+use crate::ground::{count, files, report, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_config::SwapSpec;
 use farshore_net::buffers::{Memory as _, errno};
@@ -76,14 +76,6 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     if let Some(stopped) = first_stopped(filter, &everything) {
         return refuse(stopped);
     }
-    if shared::is_any() {
-        report::line(format_args!(
-            "seccomp: a filter is refused: it may stop calls that memory which this program shares with others needs; run the program without \
-             --shared-memory"
-        ));
-        return errno(libc::EINVAL);
-    }
-    shared::forbid();
     if let Some(runtime) = runtime() {
         // To take a file, or to give it back when it is to be written, takes calls that the filter may stop.
         locked(runtime, |_| files::decline(runtime));

@@ -20,7 +20,6 @@ use crate::family::{self, Child};
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
-use crate::ground::shared::Forking;
 use crate::ground::withheld::{self, Kept};
 use crate::ground::{count, files, own_threads, parts, thread, unithreads};
 use crate::signals;
@@ -53,8 +52,6 @@ struct Pending {
     child: Option<Child>,
     /// What the child does not have as its parent has it.
     kept: Vec<Kept>,
-    /// What is said of memory that the two will share.
-    forking: Forking,
 }
 
 struct Place(UnsafeCell<Option<Pending>>);
@@ -71,8 +68,8 @@ fn pending() -> Option<Pending> {
     unsafe { (*PENDING.0.get()).take() }
 }
 
-/// Prepares a fork. Returns 0, or the errno with which the fork fails. `early`: where the kernel, or the first code in the child, writes before [`child_started`].
-pub fn before(flags: u64, early: &[u64]) -> i64 {
+/// Prepares a fork. Returns 0, or the errno with which the fork fails.
+pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
     // Before the address-space lock, which requests take while they hold it.
@@ -97,20 +94,10 @@ pub fn before(flags: u64, early: &[u64]) -> i64 {
             Err(Errno::ENOMEM)
         }
     };
-    let prepared = prepared.and_then(|(child, kept)| {
-        // SAFETY: this thread has the lock.
-        match unsafe { runtime.space.peek() }.shared.before_fork(flags, early) {
-            Ok(forking) => Ok((child, kept, forking)),
-            Err(why) => {
-                family::in_parent(runtime, child, 0, flags & CLONE_FILES == 0);
-                Err(why)
-            }
-        }
-    });
     match prepared {
-        Ok((child, kept, forking)) => {
+        Ok((child, kept)) => {
             // SAFETY: under the address-space lock.
-            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child), kept, forking }) };
+            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child), kept }) };
             FORKS.fetch_add(1, Ordering::Relaxed);
             // From here on handlers would wait for what this thread holds.
             signal::sigprocmask(How::Set, SigSet::ALL);
@@ -140,7 +127,7 @@ fn let_go(runtime: &Runtime, mask: SigSet) {
 /// Ends a fork in the parent, with the call's result.
 pub fn parent_after(result: i64) {
     let Some(runtime) = runtime() else { return };
-    let Some(Pending { mask, flags, child, kept, forking }) = pending() else {
+    let Some(Pending { mask, flags, child, kept }) = pending() else {
         report::abort(format_args!("bug: a fork ends that was not begun"))
     };
     crate::ground::HEAP.release();
@@ -148,9 +135,6 @@ pub fn parent_after(result: i64) {
     drop(kept);
     thread::let_records_go();
     signals::let_go();
-    if result < 0 {
-        forking.failed();
-    }
     if let Some(child) = child {
         family::in_parent(runtime, child, u32::try_from(result).unwrap_or(0), flags & CLONE_FILES == 0);
     }
@@ -160,7 +144,7 @@ pub fn parent_after(result: i64) {
 /// Ends a fork in the child, before it runs any code of the program.
 pub fn child_started() {
     let Some(parents) = runtime() else { return };
-    let Some(Pending { mask, flags, child, kept, .. }) = pending() else {
+    let Some(Pending { mask, flags, child, kept }) = pending() else {
         report::abort(format_args!("bug: a fork begins that was not prepared"))
     };
     FORKING.store(gettid(), Ordering::Relaxed);
@@ -251,8 +235,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
     }
     // SAFETY: the lock is held, by this thread's copy in the parent; the child has only this thread.
     let space = unsafe { parents.space.peek() };
-    let shared = space.shared.in_child(&parents.options, own_files)?;
-    let space = Space { heap_floor: space.heap_floor, brk: space.brk, locked: space.locked, small: space.small.clone(), shared };
+    let space = Space { heap_floor: space.heap_floor, brk: space.brk, locked: space.locked, small: space.small.clone() };
     Ok(Parts {
         engine,
         options,

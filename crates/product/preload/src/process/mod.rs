@@ -41,10 +41,8 @@ const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
 const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
-const CLONE_CHILD_SETTID: u64 = 0x100_0000;
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const SYS_CLONE3: u64 = 435;
-const SYS_FORK: u64 = 57;
 /// What is taken for the stack if a call names its top only.
 const STACK_GUESS: u64 = 256 << 10;
 /// Static thread-local storage lies between the stack's top and the thread pointer: at most so many bytes.
@@ -313,7 +311,7 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         }
         // The child begins on it before it can serve a fault.
         keep_stack_local(flags, call);
-        return fork::before(flags, &early_words(flags, call));
+        return fork::before(flags);
     }
     if flags & CLONE_VFORK == 0 {
         keep_stack_local(flags, call);
@@ -337,20 +335,6 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
 /// Whether what a call with these flags makes, which shares the memory, is not of the process that it belongs to.
 fn begins_as_guest(flags: u64) -> bool {
     flags & CLONE_THREAD == 0 || flags & CLONE_VFORK != 0 || thread::is_guest()
-}
-
-/// Where the kernel, or the first code in a forked child, writes before the child can serve anything: the word of its number, and its stack. 0: nowhere.
-fn early_words(flags: u64, call: &Call) -> [u64; 2] {
-    let (word, stack) = if call.nr == SYS_CLONE3 {
-        // struct clone_args: flags, pidfd, child_tid; stack and its size are the words 5 and 6.
-        let words = buffers::read_once::<[u64; 7]>(net::net(), call.args[0]).unwrap_or_default();
-        (words[2], words[5].saturating_add(words[6]))
-    } else {
-        (call.args[3], call.args[1])
-    };
-    let is_told = flags & CLONE_CHILD_SETTID != 0 && call.nr != SYS_FORK;
-    let stack = if stack == 0 || call.nr == SYS_FORK { call.sp } else { stack - 1 };
-    [if is_told { word } else { 0 }, stack]
 }
 
 /// The word that the kernel clears when the new thread ends, and at which it wakes others, stops being managed: a thread that

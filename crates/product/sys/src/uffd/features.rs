@@ -32,16 +32,12 @@ impl Features {
     pub const EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
     /// Messages about memory that the process throws away (`MADV_DONTNEED`, `MADV_REMOVE`); it waits until they are read.
     pub const EVENT_REMOVE: Features = Features(1 << 3);
-    /// Missing pages of shared memory.
-    pub const MISSING_SHMEM: Features = Features(1 << 5);
     /// A fault raises SIGBUS in the faulting thread instead of sending a message.
     pub const SIGBUS: Features = Features(1 << 7);
     /// A message tells the faulting thread.
     pub const THREAD_ID: Features = Features(1 << 8);
     /// Fault addresses are told to the byte, not the page.
     pub const EXACT_ADDRESS: Features = Features(1 << 11);
-    /// Write protection of shared memory, also of pages that are not there.
-    pub const WP_SHMEM: Features = Features(1 << 12);
     /// Write protection also of pages that are not there (yet).
     pub const WP_UNPOPULATED: Features = Features(1 << 13);
     /// `UFFDIO_POISON`.
