@@ -260,24 +260,12 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Has the backend keep its pages ([`Spaces::keep`]).
+    /// Has the backend keep its pages ([`Spaces::keep`]). Inside the gate, so that no fork comes between.
     fn keep_pages(&self, core: usize) -> Option<u64> {
-        self.without_forks(core, || self.backend.keep())
-    }
-
-    /// Runs `f` inside the gate, so that no fork comes between. For the drainer's thread, on its core.
-    pub fn without_forks<R>(&self, core: usize, f: impl FnOnce() -> R) -> R {
         self.quiet.gate.enter(&self.futex, core);
-        let result = f();
+        let again = self.backend.keep();
         self.quiet.gate.leave(&self.futex, core);
-        result
-    }
-
-    /// Waits until all faults have ended that are under way, those that no thread waits for too; others that begin meanwhile wait as for a fork. Under the
-    /// address-space lock, as [`Engine::quiesce`].
-    pub fn let_faults_end(&self) {
-        self.quiet.gate.close(&self.futex);
-        self.quiet.gate.open(&self.futex);
+        again
     }
 
     /// Another thread has ended a drain.
