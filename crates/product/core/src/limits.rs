@@ -47,9 +47,9 @@ pub const fn batch_pages_room(memory: u64, evictors: usize) -> u64 {
     memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64
 }
 
-/// Pages of the largest batch, where none was fixed: all pipelines together hold at most an eighth of the limit (pages).
+/// Pages of the largest batch, where none was fixed: all pipelines together hold at most a fortieth of the limit (pages).
 pub const fn batch_pages(limit: u64, evictors: u64) -> u64 {
-    let part = limit / (8 * evictors * BATCHES_IN_FLIGHT as u64);
+    let part = limit / (40 * evictors * BATCHES_IN_FLIGHT as u64);
     if part < BATCH_PAGES_MIN as u64 {
         BATCH_PAGES_MIN as u64
     } else if part > BATCH_PAGES_MAX as u64 {
@@ -59,10 +59,10 @@ pub const fn batch_pages(limit: u64, evictors: u64) -> u64 {
     }
 }
 
-/// Stages of one evictor with such batches. Pages that linger for a rescue take a 64th of the limit (pages), if that is more than
+/// Stages of one evictor with such batches. Pages that linger for a rescue take a 128th of the limit (pages), if that is more than
 /// what may be in flight.
 pub const fn stages_each(batch: u64, limit: u64, evictors: u64) -> u64 {
-    let (in_flight, lingering) = (batch * BATCHES_IN_FLIGHT as u64, limit / 64 / evictors);
+    let (in_flight, lingering) = (batch * BATCHES_IN_FLIGHT as u64, limit / 128 / evictors);
     if in_flight < lingering { lingering } else { in_flight }
 }
 

@@ -106,6 +106,18 @@ mod tests {
         // As many evictors as have room for such batches; and no larger than there is room for.
         assert_eq!(shape(16 << 20, Ablated { batch: Some(512), ..Ablated::default() }).evictors, 1);
         assert_eq!(shape(4 << 20, Ablated { batch: Some(512), ..Ablated::default() }).sizes().batch, 146);
-        assert_eq!(shape(64 << 20, Ablated::default()).sizes().batch, 170);
+        assert_eq!(shape(64 << 20, Ablated::default()).sizes().batch, 34);
+    }
+
+    #[test]
+    fn the_program_has_nearly_all_of_its_limit() {
+        for (memory, evictors, percent) in
+            [(64 << 20, 2, 96.0), (64 << 20, 4, 96.0), (1 << 30, 2, 99.0), (1 << 30, 4, 98.5), (16 << 30, 4, 99.0)]
+        {
+            let sizes = Shape { evictors, ..shape(memory, Ablated::default()) }.sizes();
+            let free = farshore_core::limits::high_watermark(sizes.batch as u64, sizes.frames);
+            let has = 100.0 * (sizes.frames - free) as f64 / (memory >> 12) as f64;
+            assert!(has >= percent, "{has} % of {memory} with {evictors} evictors");
+        }
     }
 }

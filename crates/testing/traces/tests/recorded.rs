@@ -19,6 +19,9 @@ fn around(pages: u32, rounds: u32) -> Trace {
 
 /// In a loop without any disorder these do as badly as LRU; if a few accesses come earlier or later, as the estimated ones do, they keep a part of it.
 const ON_EDGE: [&str; 5] = ["2Q-LRU", "MGLRU", "ARC", "S3-FIFO", "SIEVE"];
+/// So does FIFO, where memory holds three quarters of the loop: a page that is used out of turn is not moved, and from then on leaves in another order than it is used in. It keeps a half then,
+/// or nothing (38,432 or 72,844 reads of 78,300 accesses, with stages of a fortieth or an eighth of the limit), by a hundred accesses.
+const ON_EDGE_OF_MEMORY: [&str; 6] = ["2Q-LRU", "MGLRU", "ARC", "S3-FIFO", "SIEVE", "FIFO"];
 
 /// A hot set that is used at random, and between its accesses a scan over memory that is far larger: one in `each` accesses is the scan's.
 fn hot_and_scan(hot: u32, scanned: u32, each: u32, count: u32) -> Trace {
@@ -38,7 +41,8 @@ fn of_a_loop_policies_come_in_their_order() {
         let (recording, read) = recorder::recorded(&whole, limit, BuiltIn::Fifo, prefetch::BuiltIn::None);
         let told = recording.traces();
         for capacity in [limit / 2, limit * 3 / 4, limit] {
-            let (rows, wrong) = order(&whole, &told, capacity, &ON_EDGE);
+            let on_edge = if 4 * capacity > 3 * pages as usize { &ON_EDGE_OF_MEMORY[..] } else { &ON_EDGE };
+            let (rows, wrong) = order(&whole, &told, capacity, on_edge);
             assert!(wrong.is_empty(), "{pages} pages, {capacity}: {wrong:#?}\n{rows}");
         }
         // All of them come back in each round, but for policies that keep a part; what was kept is not forgotten.
