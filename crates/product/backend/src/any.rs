@@ -12,7 +12,7 @@ use crate::nbd::{NbdQueue, NbdSpace, Waits};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::{Compression, SwapSpec};
 use farshore_core::seams::{
-    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CopyChange, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
@@ -391,6 +391,13 @@ impl Reads for AnyBackend {
         inside!(AnyBackend, self, space => space.read_run(first, into))
     }
 
+    fn read_ahead(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        if first.is_of_file() {
+            return self.read_run(first, into);
+        }
+        inside!(AnyBackend, self, space => space.read_ahead(first, into))
+    }
+
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         if first.is_of_file() {
             return ReadBegun::Over(self.read_run(first, into));
@@ -467,6 +474,10 @@ impl MemoryBudget for AnyBackend {
         inside!(AnyBackend, self, space => space.own_memory())
     }
 
+    fn takes_memory(&self) -> bool {
+        inside!(AnyBackend, self, space => space.takes_memory())
+    }
+
     fn allow_memory(&self, bytes: u64) {
         inside!(AnyBackend, self, space => space.allow_memory(bytes));
     }
@@ -515,11 +526,15 @@ impl WriteQueue for AnyQueue {
         inside!(AnyQueue, self, queue => queue.takes_clean())
     }
 
-    fn offer(&mut self, slot: Slot, page: &PageBuf) {
-        inside!(AnyQueue, self, queue => queue.offer(slot, page));
+    fn may_keep(&mut self, may: bool) {
+        inside!(AnyQueue, self, queue => queue.may_keep(may));
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        inside!(AnyQueue, self, queue => queue.tend(free));
+    fn offer(&mut self, slot: Slot, page: &PageBuf, is_right: &mut dyn FnMut() -> bool) {
+        inside!(AnyQueue, self, queue => queue.offer(slot, page, is_right));
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        inside!(AnyQueue, self, queue => queue.tend(free, faults));
     }
 }

@@ -39,7 +39,7 @@ use crate::sleep;
 use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::seams::{
-    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CopyChange, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
@@ -444,6 +444,10 @@ impl<B: Backend> MemoryBudget for Faulty<B> {
         self.inner.own_memory()
     }
 
+    fn takes_memory(&self) -> bool {
+        self.inner.takes_memory()
+    }
+
     fn allow_memory(&self, bytes: u64) {
         self.inner.allow_memory(bytes);
     }
@@ -584,8 +588,8 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
         (self.entries.len() - self.free.len()) as u32
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        self.inner.tend(free);
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        self.inner.tend(free, faults);
     }
 }
 

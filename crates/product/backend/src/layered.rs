@@ -9,7 +9,9 @@
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
-use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{
+    Backend, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::fd::RawFd;
@@ -106,6 +108,11 @@ impl Reads for Layered {
         space.read_run(first, into)
     }
 
+    fn read_ahead(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let (space, first) = self.layer(first)?;
+        space.read_ahead(first, into)
+    }
+
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         match self.layer(first) {
             Ok((space, first)) => space.begin_read(first, into),
@@ -182,6 +189,10 @@ impl MemoryBudget for Layered {
         self.own.get().map_or_else(|| self.base.own_memory().map(|_| 0), AnyBackend::own_memory)
     }
 
+    fn takes_memory(&self) -> bool {
+        self.own.get().is_some_and(AnyBackend::takes_memory)
+    }
+
     fn allow_memory(&self, bytes: u64) {
         self.own.get().into_iter().for_each(|own| own.allow_memory(bytes));
     }
@@ -219,15 +230,19 @@ impl WriteQueue for LayeredQueue {
         self.own.takes_clean()
     }
 
-    fn offer(&mut self, slot: Slot, page: &PageBuf) {
+    fn may_keep(&mut self, may: bool) {
+        self.own.may_keep(may);
+    }
+
+    fn offer(&mut self, slot: Slot, page: &PageBuf, is_right: &mut dyn FnMut() -> bool) {
         // The parent's pages stay where they are.
         if let Some(slot) = slot.number().checked_sub(self.first_own).and_then(Slot::new) {
-            self.own.offer(slot, page);
+            self.own.offer(slot, page, is_right);
         }
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        self.own.tend(&OwnSlots { free, first_own: self.first_own });
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        self.own.tend(&OwnSlots { free, first_own: self.first_own }, faults);
     }
 }
 

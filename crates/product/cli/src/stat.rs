@@ -227,7 +227,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         if pool.page_ns > 0 {
             let us = |ns: u64| ns as f64 / 1000.0;
             let (here, behind) = (us(pool.page_ns), us(pool.behind_page_ns));
-            let why = format!("chosen: a page takes {here:.1} µs here, {behind:.1} behind");
+            let why = format!("chosen: a page costs {here:.1} µs here, {behind:.1} behind");
             let _ = writeln!(text, "  {why:<44}{:>12}", bytes(pool.chosen_bytes));
         }
     }

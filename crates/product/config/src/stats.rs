@@ -488,9 +488,9 @@ pub struct Pool {
     pub moved_pages: u64,
     /// `ram:auto`: the memory that the pool is found to be worth now. 0 for a pool whose size the user has said.
     pub chosen_bytes: u64,
-    /// `ram:auto`: what a page's way into the pool and back takes, in ns.
+    /// `ram:auto`: what a page costs that goes into the pool and comes back, in ns: compressing, decompressing, its part of a fault.
     pub page_ns: u64,
-    /// `ram:auto`: what reading a page from the spaces behind it takes, in ns.
+    /// `ram:auto`: what a page from the spaces behind it costs, in ns: what threads wait for it, its part of a fault.
     pub behind_page_ns: u64,
 }
 

@@ -25,12 +25,13 @@
 use crate::Engine;
 use crate::evict::headroom::LEAN_MARKS;
 use crate::shape::Sizes;
+use crate::stats::{Count, FaultKind};
 use core::sync::atomic::{Ordering, fence};
 use farshore_attach::Kind;
 use farshore_core::frames::Frames;
 use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_core::page::Page;
-use farshore_core::seams::{Kernel, MemoryBudget, World};
+use farshore_core::seams::{FaultsSeen, Kernel, MemoryBudget, World};
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::plain::AtomicU64;
 use farshore_core::sync::{Futex, Padded};
@@ -299,7 +300,7 @@ impl Budget {
 
     /// Of the frames of `written` pages that are about to be written: how many are withheld until the space has the pages.
     fn withhold(&self, backend: &impl MemoryBudget, written: u64) -> u64 {
-        let withheld = if backend.own_memory().is_some() { written } else { 0 };
+        let withheld = if backend.takes_memory() { written } else { 0 };
         if withheld > 0 {
             // AcqRel: who sees the pages in the space sees that their frames are withheld (`resident_exactly`).
             self.kept.withheld.fetch_add(withheld, Ordering::AcqRel);
@@ -446,6 +447,15 @@ impl<W: World> Engine<W> {
         self.budget.kept.0.squeeze.end();
     }
 
+    /// What a space that decides how much memory it is worth is told of faults.
+    pub(crate) fn faults_seen(&self) -> FaultsSeen {
+        FaultsSeen {
+            rescued: self.stats.faults(FaultKind::Rescue),
+            stages: self.budget.staged(self.evictors.stages.ever_used()),
+            waited_ns: self.stats.total(Count::PageWaitNs),
+        }
+    }
+
     /// Whether such a space has just given memory back, so that faults which wait for a frame may expect one.
     pub(crate) fn space_gives_way(&self) -> bool {
         self.budget.kept.0.squeeze.gives_way(kept_by(&self.backend))
@@ -453,15 +463,17 @@ impl<W: World> Engine<W> {
 
     /// Of a batch that leaves, `written` pages are to be written; the others are in their slots. Frames of the others are free
     /// now. Frames of the written pages are free now too, unless the swap space keeps pages in RAM itself. In that case they are
-    /// free when the space has the pages and they were counted ([`Engine::give_withheld`]).
-    pub(crate) fn give_evicted(&self, core: usize, count: u64, written: u64) {
+    /// free when the space has the pages and they were counted ([`Engine::give_withheld`]). Returns whether that is so.
+    pub(crate) fn give_evicted(&self, core: usize, count: u64, written: u64) -> bool {
         let withheld = self.budget.withhold(&self.backend, written);
         self.give_frames(core, count - withheld);
+        withheld > 0
     }
 
-    /// The swap space is offered `count` pages that leave, and may keep copies in RAM: their frames are free when that was counted ([`Engine::give_withheld`]).
-    pub(crate) fn withhold(&self, count: u64) {
-        self.budget.withhold(&self.backend, count);
+    /// The swap space is offered `count` pages that leave. If it may keep copies in RAM, their frames are free when that was counted ([`Engine::give_withheld`]).
+    /// Returns how many those are: all or none.
+    pub(crate) fn withhold(&self, count: u64) -> u64 {
+        self.budget.withhold(&self.backend, count)
     }
 
     /// Withholds up to `count` free frames, for pages that leave whose frames went back already, if the space keeps pages in RAM. Returns how many: fewer where
@@ -471,8 +483,9 @@ impl<W: World> Engine<W> {
             return 0;
         }
         let taken = self.frames().take_spare(core, count, 0);
-        self.withhold(taken);
-        taken
+        let withheld = self.withhold(taken);
+        self.give_frames(core, taken - withheld);
+        withheld
     }
 
     /// The swap space was given `count` pages of a batch, or will not be given them.

@@ -50,11 +50,12 @@ use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::limits::BATCH_PAGES_MAX;
 use farshore_core::seams::{
-    Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CANNOT, CopyChange, FaultsSeen, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces,
+    WriteQueue,
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use pool::{Pool, Put};
+use pool::{Pool, Put, Unpacked, Whose};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -134,14 +135,37 @@ impl Compressed {
         self.lower.as_deref().ok_or(IoError::Device(EIO))
     }
 
-    fn read_below(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+    fn read_below(&self, first: Slot, into: &mut [PageBuf], whose: Whose) -> Result<(), IoError> {
         let lower = self.below()?;
         if !self.pool.is_adaptive() {
             return lower.read_run(first, into);
         }
         let began = sleep::now_ns();
         lower.read_run(first, into)?;
-        self.pool.come(first, into.len(), Some(sleep::now_ns().saturating_sub(began)));
+        self.pool.come(first, into.len(), Some((sleep::now_ns().saturating_sub(began), whose)));
+        Ok(())
+    }
+
+    /// Pages that lie below are read by one transfer, if no pooled page is between them.
+    fn read_for(&self, whose: Whose, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let mut below: Option<(usize, usize)> = None;
+        let mut unpacked = Unpacked::default();
+        for n in 0..=into.len() {
+            let pooled = match into.get_mut(n) {
+                Some(page) => self.pool.read(first.plus(n as u64), page, &mut unpacked),
+                None => Some(true),
+            };
+            match pooled {
+                None => below = Some((below.map_or(n, |(start, _)| start), n + 1)),
+                Some(false) => return Err(IoError::Device(EIO)),
+                Some(true) => {
+                    if let Some((start, end)) = below.take() {
+                        self.read_below(first.plus(start as u64), &mut into[start..end], whose)?;
+                    }
+                }
+            }
+        }
+        self.pool.note_here(unpacked, whose);
         Ok(())
     }
 }
@@ -164,38 +188,22 @@ impl Backend for Compressed {
                 .map(|_| Copy { run: None, pages: vec![PageBuf::ZERO; PAGES_A_COPY].into_boxed_slice() })
                 .collect(),
             copies_fail: false,
+            may_keep: true,
         })
     }
 }
 
 impl Reads for Compressed {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
-        match self.pool.read(slot, into) {
-            Some(true) => Ok(()),
-            Some(false) => Err(IoError::Device(EIO)),
-            None => self.read_below(slot, core::slice::from_mut(into)),
-        }
+        self.read_for(Whose::Fault, slot, core::slice::from_mut(into))
     }
 
-    /// Pages that lie below are read by one transfer, if no pooled page is between them.
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
-        let mut below: Option<(usize, usize)> = None;
-        for n in 0..=into.len() {
-            let pooled = match into.get_mut(n) {
-                Some(page) => self.pool.read(first.plus(n as u64), page),
-                None => Some(true),
-            };
-            match pooled {
-                None => below = Some((below.map_or(n, |(start, _)| start), n + 1)),
-                Some(false) => return Err(IoError::Device(EIO)),
-                Some(true) => {
-                    if let Some((start, end)) = below.take() {
-                        self.read_below(first.plus(start as u64), &mut into[start..end])?;
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.read_for(Whose::Fault, first, into)
+    }
+
+    fn read_ahead(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        self.read_for(Whose::Reader, first, into)
     }
 
     /// Pages that all lie below are read there; if one of them is pooled, all are read at once.
@@ -288,6 +296,10 @@ impl MemoryBudget for Compressed {
         Some(self.pool.bytes().1)
     }
 
+    fn takes_memory(&self) -> bool {
+        self.pool.is_open()
+    }
+
     fn allow_memory(&self, bytes: u64) {
         self.pool.allow(bytes);
     }
@@ -343,6 +355,8 @@ pub struct CompressedQueue {
     copies: Box<[Copy]>,
     /// The last copy failed: only one copy at a time until one succeeds.
     copies_fail: bool,
+    /// Pages of the next write may be kept ([`WriteQueue::may_keep`]).
+    may_keep: bool,
 }
 
 // SAFETY: the pointers in `passed_on` and `waiting` are to pages that may be read from any thread until their completion is reaped:
@@ -432,7 +446,7 @@ impl WriteQueue for CompressedQueue {
             let at = unsafe { pages.add(n as usize) };
             // SAFETY: the pages stay as they are until the write's completion.
             let page = unsafe { &*at };
-            match self.pool.put(slot, page, &mut self.encoder, &mut self.small) {
+            match self.pool.put(slot, page, self.may_keep, &mut self.encoder, &mut self.small) {
                 Put::Kept => self.passed_on.extend(run.take()),
                 Put::PassedOn => match &mut run {
                     Some(run) => run.count += 1,
@@ -490,12 +504,16 @@ impl WriteQueue for CompressedQueue {
         self.pool.is_adaptive()
     }
 
-    fn offer(&mut self, slot: Slot, page: &PageBuf) {
-        self.pool.offer(slot, page, &mut self.encoder, &mut self.small);
+    fn may_keep(&mut self, may: bool) {
+        self.may_keep = may || !self.pool.is_adaptive() || self.lower.is_none();
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        let wants_room = self.pool.sweep(EXTENTS_A_SWEEP, free);
+    fn offer(&mut self, slot: Slot, page: &PageBuf, is_right: &mut dyn FnMut() -> bool) {
+        self.pool.offer(slot, page, is_right, self.may_keep, &mut self.encoder, &mut self.small);
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        let wants_room = self.pool.sweep(EXTENTS_A_SWEEP, free, faults);
         if !wants_room || (self.copies_fail && self.copies_under_way() > 0) {
             return;
         }

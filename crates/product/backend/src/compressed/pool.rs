@@ -11,6 +11,7 @@ mod tending;
 mod worth;
 
 pub use worth::Decided;
+pub(super) use worth::Whose;
 
 use super::COPIES;
 use super::chunks::{Chunks, SPAN, UNIT};
@@ -106,6 +107,13 @@ pub enum Put {
     Later,
     /// Nowhere, and there is no tier below.
     Full,
+}
+
+/// Pages that one read has decompressed, and how long that took, ns.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Unpacked {
+    pages: u64,
+    ns: u64,
 }
 
 /// What has become of a page that was to be compressed.
@@ -257,12 +265,19 @@ impl Pool {
         Some((worth, unsafe { &*self.tags.nth::<Tag>(slot.number() as usize) }))
     }
 
-    /// The pages of `count` slots are fetched: at once, or they were (`below`: from the tier below, which took so many ns).
-    pub fn come(&self, first: Slot, count: usize, below: Option<u64>) {
+    /// The pages of `count` slots are fetched: at once, or they were (`below`: from the tier below by one read, which took so many ns).
+    pub fn come(&self, first: Slot, count: usize, below: Option<(u64, Whose)>) {
         let Some(worth) = &self.worth else { return };
         (0..count as u64).filter_map(|n| self.tagged(first.plus(n))).for_each(|(worth, tag)| worth.come(tag));
-        if let Some(ns) = below {
-            worth.note_below(ns, count as u64);
+        if let Some((ns, whose)) = below {
+            worth.note_below(count as u64, ns, whose);
+        }
+    }
+
+    /// One read has brought so many compressed pages from here, within so many ns.
+    pub fn note_here(&self, unpacked: Unpacked, whose: Whose) {
+        if let Some(worth) = self.worth.as_ref().filter(|_| unpacked.pages > 0) {
+            worth.note_here(unpacked.pages, unpacked.ns, whose);
         }
     }
 
@@ -294,14 +309,15 @@ impl Pool {
     }
 
     /// Fetches a page. `None`: it is not in the pool. `Some(false)`: it cannot be decompressed. For any thread; takes no
-    /// lock.
-    pub fn read(&self, slot: Slot, into: &mut PageBuf) -> Option<bool> {
+    /// lock. Adds to `unpacked` what it took.
+    pub fn read(&self, slot: Slot, into: &mut PageBuf, unpacked: &mut Unpacked) -> Option<bool> {
         let Some((worth, tag)) = self.tagged(slot) else { return Some(self.unpack(slot, into)?.1) };
         let began = sleep::now_ns();
         let (place, whole) = self.unpack(slot, into)?;
         worth.come(tag);
         if matches!(place, Place::Chunk { .. }) {
-            worth.note_unpacked(sleep::now_ns().saturating_sub(began));
+            unpacked.pages += 1;
+            unpacked.ns += sleep::now_ns().saturating_sub(began);
         }
         Some(whole)
     }
@@ -346,11 +362,16 @@ impl Pool {
         self.entry(slot.number()).is_some_and(|entry| entry.word.is_copied())
     }
 
-    /// Stores a page for a slot; the page that the slot had before is gone.
-    pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
+    /// Whether pages may take memory here now.
+    pub fn is_open(&self) -> bool {
+        self.worth.is_none() || self.allowed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Stores a page for a slot; the page that the slot had before is gone. `may_keep`: it may take memory here.
+    pub fn put(&self, slot: Slot, page: &PageBuf, may_keep: bool, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };
         let repeated = codec::repeated(page);
-        let packed = if repeated.is_some() { Packed::Untried } else { self.pack(slot, page, false, encoder, small) };
+        let packed = if repeated.is_some() { Packed::Untried } else { self.pack(slot, page, may_keep, encoder, small) };
         let compressed = packed.len();
         loop {
             let put = self.with(|state| {
@@ -371,6 +392,7 @@ impl Pool {
                 let bytes = match compressed {
                     Some(len) => &small[..len],
                     None if may_pass => return Some(Put::PassedOn),
+                    None if !may_keep => return Some(Put::Later),
                     None => &page.0[..],
                 };
                 if !self.put_chunk(state, slot.number(), entry, bytes) {
@@ -392,15 +414,10 @@ impl Pool {
         }
     }
 
-    /// Compresses a page, if its memory may be worth it. `noise`: this page did not become smaller before. (Where nothing may be in the pool, one page in [`TRY_ONE_IN`] is
-    /// tried, to know what it would be.)
-    fn pack(&self, slot: Slot, page: &PageBuf, noise: bool, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Packed {
+    /// Compresses a page, if its memory may be worth it. (Where nothing may be in the pool, one page in [`TRY_ONE_IN`] is tried, to know what it would be.)
+    fn pack(&self, slot: Slot, page: &PageBuf, may_keep: bool, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Packed {
         let Some((worth, _)) = self.tagged(slot) else { return encoder.encode(page, small).map_or(Packed::Large, Packed::Small) };
-        if noise {
-            worth.note_noise();
-            return Packed::Untried;
-        }
-        let is_of_use = self.allowed.load(Ordering::Relaxed) > 0;
+        let is_of_use = may_keep && self.is_open();
         if !is_of_use && !encoder.is_turn(TRY_ONE_IN) {
             return Packed::Untried;
         }
@@ -414,8 +431,17 @@ impl Pool {
         }
     }
 
-    /// A page leaves whose bytes the slot has already, here or below: the pool may take a copy. The slot stays the caller's meanwhile.
-    pub fn offer(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) {
+    /// A page leaves whose bytes the slot has already, here or below: the pool may take a copy, if `is_right` and if it `may_keep` it. The slot stays the caller's
+    /// meanwhile. (What the bytes are was checked when they were read, but whoever kept other ones would hide that a change was lost.)
+    pub fn offer(
+        &self,
+        slot: Slot,
+        page: &PageBuf,
+        is_right: &mut dyn FnMut() -> bool,
+        may_keep: bool,
+        encoder: &mut Encoder,
+        small: &mut [u8; WORTH_IT],
+    ) {
         let (Some((worth, tag)), Some(entry)) = (self.tagged(slot), self.entry(slot.number())) else { return };
         let is_here = self.with(|state| {
             worth.leave(tag);
@@ -434,11 +460,18 @@ impl Pool {
             return;
         }
         let repeated = codec::repeated(page);
-        let packed = if repeated.is_some() { Packed::Untried } else { self.pack(slot, page, tag.is_noise(), encoder, small) };
+        let packed = if repeated.is_some() {
+            Packed::Untried
+        } else if tag.is_noise() {
+            worth.note_noise();
+            Packed::Untried
+        } else {
+            self.pack(slot, page, may_keep, encoder, small)
+        };
         if matches!(packed, Packed::Large) {
             tag.set_noise();
         }
-        if repeated.is_none() && packed.len().is_none() {
+        if (repeated.is_none() && packed.len().is_none()) || !is_right() {
             return;
         }
         self.with(|state| {

@@ -165,7 +165,7 @@ fn run(backend: &Compressed, ops: &[Op]) -> Model {
             Op::Offer { near, count, queue } => {
                 let held = |number: &u64| model.borrow().holds.get(number).copied();
                 for number in (near..SLOTS).filter(|number| held(number).is_some()).take(count as usize) {
-                    queues[queue].offer(slot(number), &page(number, held(&number).unwrap_or(0)));
+                    queues[queue].offer(slot(number), &page(number, held(&number).unwrap_or(0)), &mut || true);
                 }
             }
             Op::Worth { units } => {
@@ -174,7 +174,7 @@ fn run(backend: &Compressed, ops: &[Op]) -> Model {
                     backend.allow_memory(2 << 20);
                 }
             }
-            Op::Tend { queue } => queues[queue].tend(&Unused(&model)),
+            Op::Tend { queue } => queues[queue].tend(&Unused(&model), &FaultsSeen::default()),
             Op::Reap { queue, wait } => queues[queue].reap(wait, &mut |tag, result| model.borrow_mut().landed(tag, result)),
         }
     }
@@ -188,7 +188,7 @@ fn run(backend: &Compressed, ops: &[Op]) -> Model {
     known.into_iter().for_each(check);
     backend.pool.assert_valid();
     for _ in 0..SLOTS / 512 {
-        queues[0].tend(&Unused(&model));
+        queues[0].tend(&Unused(&model), &FaultsSeen::default());
     }
     drop(queues);
     backend.pool.assert_valid();
@@ -260,12 +260,12 @@ fn the_oldest_move_to_the_tier_below_when_it_is_full() {
     for first in (1..1537).step_by(32) {
         let pages: Vec<PageBuf> = (first..first + 32).map(half).collect();
         written(&mut queue, first, &pages);
-        queue.tend(&NoneFree);
+        queue.tend(&NoneFree, &FaultsSeen::default());
     }
     let counters = pool.counters();
     assert!(count(&counters.moved) > 0 && count(&counters.pages) > 0, "{counters:?}");
-    assert_eq!(pool.pool.read(slot(1), &mut PageBuf([0; 4096])), None, "the oldest is below");
-    assert_eq!(pool.pool.read(slot(1536), &mut PageBuf([0; 4096])), Some(true), "the newest is here");
+    assert_eq!(pool.pool.read(slot(1), &mut PageBuf([0; 4096]), &mut Unpacked::default()), None, "the oldest is below");
+    assert_eq!(pool.pool.read(slot(1536), &mut PageBuf([0; 4096]), &mut Unpacked::default()), Some(true), "the newest is here");
     for number in 1..1537 {
         let mut back = PageBuf::ZERO;
         pool.read(slot(number), &mut back).unwrap();
@@ -285,7 +285,7 @@ fn memory_goes_back_when_less_is_allowed_while_pages_come() {
         for first in (0..count).flat_map(|_| (1..1025).step_by(128)) {
             let pages: Vec<PageBuf> = (first..first + 128).map(half).collect();
             written(&mut queue, first, &pages);
-            queue.tend(&NoneFree);
+            queue.tend(&NoneFree, &FaultsSeen::default());
         }
     };
     pool.allow_memory(1 << 20);
@@ -309,18 +309,18 @@ fn what_is_below_too_goes_without_a_write() {
     (0..512).step_by(32).for_each(|first| written(&mut queue, 1 + first as u64, &pages[first..first + 32]));
     assert_eq!((count(&pool.counters().pages), pool.bytes().1), (0, 0));
     set_worth(&pool, 12);
-    let offer = |queue: &mut CompressedQueue| (1..513).for_each(|n| queue.offer(slot(n), &half(n)));
+    let offer = |queue: &mut CompressedQueue| (1..513).for_each(|n| queue.offer(slot(n), &half(n), &mut || true));
     offer(&mut queue);
     assert!(count(&pool.counters().pages) >= 500, "{:?}", pool.counters());
     // What is fetched is dropped; and what is offered once more is there already, or comes back.
     let mut back = PageBuf::ZERO;
     (1..257).for_each(|n| pool.read(slot(n), &mut back).unwrap());
-    queue.tend(&NoneFree);
+    queue.tend(&NoneFree, &FaultsSeen::default());
     assert!((200..=257).contains(&count(&pool.counters().pages)), "{:?}", pool.counters());
     offer(&mut queue);
     // Worth nothing again.
     set_worth(&pool, 0);
-    (0..4).for_each(|_| queue.tend(&NoneFree));
+    (0..4).for_each(|_| queue.tend(&NoneFree, &FaultsSeen::default()));
     assert_eq!((count(&pool.counters().pages), count(&pool.counters().moved), queue.copies_under_way()), (0, 0, 0));
     for n in 1..513 {
         pool.read(slot(n), &mut back).unwrap();
@@ -370,7 +370,7 @@ fn a_copy_to_the_tier_below_is_no_fetch() {
     let (pool, mut queue) = worth(4);
     for first in (1..1025).step_by(32) {
         written(&mut queue, first, &(first..first + 32).map(half).collect::<Vec<_>>());
-        queue.tend(&NoneFree);
+        queue.tend(&NoneFree, &FaultsSeen::default());
     }
     let fetches = || pool.pool.worth.as_ref().unwrap().fetches();
     assert!(count(&pool.counters().moved) > 0 && fetches() == 0, "{:?}, {} fetches", pool.counters(), fetches());
@@ -386,11 +386,11 @@ fn what_is_below_too_is_not_written_there_again() {
     set_worth(&pool, 14);
     // Every other page is nowhere else, and older; those between them are below too.
     (1..33).step_by(2).for_each(|n| written(&mut queue, n, core::slice::from_ref(&pages[n as usize - 1])));
-    (2..33).step_by(2).for_each(|n| queue.offer(slot(n), &half(n)));
+    (2..33).step_by(2).for_each(|n| queue.offer(slot(n), &half(n), &mut || true));
     assert_eq!(count(&pool.counters().pages), 32);
     set_worth(&pool, 0);
     for _ in 0..40 {
-        queue.tend(&NoneFree);
+        queue.tend(&NoneFree, &FaultsSeen::default());
         while queue.in_flight() > 0 {
             queue.reap(true, &mut |_, _| {});
         }
@@ -404,26 +404,48 @@ fn a_page_without_room_and_a_smaller_pool_take_few_others_away() {
     let pages: Vec<PageBuf> = (1..1025).map(half).collect();
     (1..1025).step_by(128).for_each(|first| written(&mut queue, first, &pages[first as usize - 1..first as usize + 127]));
     set_worth(&pool, 8);
-    (1..1025).for_each(|n| queue.offer(slot(n), &half(n)));
+    (1..1025).for_each(|n| queue.offer(slot(n), &half(n), &mut || true));
     // So full that there is no room for some.
     let before = count(&pool.counters().pages);
     assert!((400..1000).contains(&before), "{:?}", pool.counters());
-    (0..10).for_each(|_| queue.tend(&NoneFree));
+    (0..10).for_each(|_| queue.tend(&NoneFree, &FaultsSeen::default()));
     let after = count(&pool.counters().pages);
     assert!(after >= before * 3 / 4, "{after} of {before} pages are left");
     // An eighth less.
     set_worth(&pool, 7);
-    (0..50).for_each(|_| queue.tend(&NoneFree));
+    (0..50).for_each(|_| queue.tend(&NoneFree, &FaultsSeen::default()));
     let (_, used) = pool.bytes();
     assert!(used <= 7 << 17, "{used} bytes are used");
     assert!(count(&pool.counters().pages) >= before * 5 / 8, "{} of {before} pages are left", count(&pool.counters().pages));
 }
 
 #[test]
+fn pages_whose_frames_were_not_withheld_take_no_memory() {
+    let (pool, mut queue) = worth(0);
+    assert!(!pool.takes_memory(), "it is worth nothing");
+    set_worth(&pool, 12);
+    assert!(pool.takes_memory());
+    let pages: Vec<PageBuf> = (1..33).map(half).collect();
+    queue.may_keep(false);
+    written(&mut queue, 1, &pages);
+    (1..33).for_each(|n| queue.offer(slot(n), &half(n), &mut || true));
+    assert_eq!((count(&pool.counters().pages), pool.bytes().1), (0, 0), "{:?}", pool.counters());
+    queue.may_keep(true);
+    written(&mut queue, 1, &pages[..16]);
+    (17..33).for_each(|n| queue.offer(slot(n), &half(n), &mut || n % 2 == 0));
+    assert_eq!(count(&pool.counters().pages), 24, "of those that are offered, the half that is right: {:?}", pool.counters());
+    let mut back = PageBuf::ZERO;
+    for n in 1..33 {
+        pool.read(slot(n), &mut back).unwrap();
+        assert!(back.0 == half(n).0, "slot {n}");
+    }
+}
+
+#[test]
 fn what_was_noise_says_nothing_of_the_next_page() {
     let (pool, mut queue) = worth(14);
     let noise = page(7, 0);
-    queue.offer(slot(5), &noise);
+    queue.offer(slot(5), &noise, &mut || true);
     assert_eq!(count(&pool.counters().pages), 0);
     written(&mut queue, 5, &[half(5)]);
     assert_eq!(count(&pool.counters().pages), 1, "{:?}", pool.counters());
@@ -459,7 +481,7 @@ fn copying_from(first: u64) -> (Compressed, CompressedQueue) {
     assert!(queue.copies_under_way() == 0 && pool.pool.has(slot(first)));
     // The pool has more than it may use by now.
     pool.allow_memory(2 << 16);
-    queue.tend(&NoneFree);
+    queue.tend(&NoneFree, &FaultsSeen::default());
     assert!(queue.copies_under_way() > 0);
     (pool, queue)
 }
@@ -570,7 +592,7 @@ fn no_copy_begins_to_what_is_being_given_back() {
     assert_eq!(pool.give_back(slot(512), 512), Ok(()));
     // The extent is still taken out. Whichever pages the pool wants to get rid of, these are not among them.
     pool.allow_memory(0);
-    queue.tend(&NoneFree);
+    queue.tend(&NoneFree, &FaultsSeen::default());
     assert_eq!((queue.copies_under_way(), pool.is_quiet(IN_EXTENT_1)), (0, true));
     assert_eq!(pool.counters().pages.load(core::sync::atomic::Ordering::Relaxed), 0);
     pool.pool.assert_valid();

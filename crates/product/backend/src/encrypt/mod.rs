@@ -27,7 +27,7 @@ pub use cipher::{Cipher, CipherError};
 
 use core::ptr::NonNull;
 use farshore_core::seams::{
-    Backend, CopyChange, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CopyChange, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
@@ -183,6 +183,10 @@ impl<B: Backend> Spaces for Encrypted<B> {
 impl<B: Backend> MemoryBudget for Encrypted<B> {
     fn own_memory(&self) -> Option<u64> {
         self.inner.own_memory()
+    }
+
+    fn takes_memory(&self) -> bool {
+        self.inner.takes_memory()
     }
 
     fn allow_memory(&self, bytes: u64) {
@@ -343,8 +347,8 @@ impl<Q: WriteQueue> WriteQueue for EncryptedQueue<Q> {
         (self.ops.len() - self.free.len()) as u32
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        self.inner.tend(free);
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        self.inner.tend(free, faults);
     }
 }
 

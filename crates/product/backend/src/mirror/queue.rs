@@ -7,7 +7,7 @@ use super::{Copy, Shared};
 use crate::any::{AnyBackend, AnyQueue};
 use core::sync::atomic::Ordering;
 use farshore_core::copies::{COPIES_MAX, CopySet};
-use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_core::seams::{Backend, FaultsSeen, FreeSlots, IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -218,7 +218,7 @@ impl WriteQueue for MirrorQueue {
         (self.ops.len() - self.free.len()) as u32
     }
 
-    fn tend(&mut self, free: &dyn FreeSlots) {
-        self.queues.iter_mut().flatten().for_each(|queue| queue.tend(free));
+    fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
+        self.queues.iter_mut().flatten().for_each(|queue| queue.tend(free, faults));
     }
 }

@@ -63,6 +63,10 @@ pub trait Reads: Send + Sync {
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         (0..).zip(into).try_for_each(|(n, page)| self.read(first.plus(n), page))
     }
+    /// As [`Reads::read_run`], for pages that are read ahead of their use: no thread of the program waits for this read.
+    fn read_ahead(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        self.read_run(first, into)
+    }
     /// Begins a read of the neighbouring slots from `first` on, for a caller that does something else meanwhile. The caller
     /// passes what it has read itself to [`Reads::finish_read`]. `into` stays where it is until the read has ended. As
     /// [`Reads::read`] otherwise.
@@ -159,6 +163,10 @@ pub trait MemoryBudget: Send + Sync {
     fn own_memory(&self) -> Option<u64> {
         None
     }
+    /// Whether pages that are written from now on may add to it. If not, [`WriteQueue::may_keep`] holds for those whose write begins after that changed.
+    fn takes_memory(&self) -> bool {
+        self.own_memory().is_some()
+    }
     /// Sets the most that [`MemoryBudget::own_memory`] may be from now on.
     fn allow_memory(&self, _bytes: u64) {}
 }
@@ -169,6 +177,17 @@ pub trait Backend: Reads + Spaces + MemoryBudget {
     type Queue: WriteQueue;
     /// A queue for up to `depth` writes in flight.
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;
+}
+
+/// What evictors know of faults that a space does not see: sums since the start, and how it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct FaultsSeen {
+    /// Pages that came back from their stages, without a read.
+    pub rescued: u64,
+    /// Stages: as many pages of those that left last can come back so.
+    pub stages: u64,
+    /// How long faults have waited for pages that another thread was bringing, ns.
+    pub waited_ns: u64,
 }
 
 /// Asynchronous writes to one backend. Completions come in any order.
@@ -191,14 +210,18 @@ pub trait WriteQueue: Send {
     fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// Writes in flight.
     fn in_flight(&self) -> u32;
+    /// Whether a space that keeps pages in RAM may keep those of the next calls: their frames are withheld until it was counted. Else it writes them to where they
+    /// take none; one that has no such place keeps them all the same.
+    fn may_keep(&mut self, _may: bool) {}
     /// Whether the space wants to know of pages that leave although their slots have them ([`WriteQueue::offer`]).
     fn takes_clean(&self) -> bool {
         false
     }
-    /// The page of a slot leaves; the slot has its bytes, and is the caller's until this returns. A space may keep a copy where it can be read sooner.
-    fn offer(&mut self, _slot: Slot, _page: &PageBuf) {}
+    /// The page of a slot leaves; the slot has its bytes, and is the caller's until this returns. A space may keep a copy where it can be read sooner, if the bytes
+    /// are those of the slot: `is_right` looks, which costs as much as a checksum.
+    fn offer(&mut self, _slot: Slot, _page: &PageBuf, _is_right: &mut dyn FnMut() -> bool) {}
     /// Work that the space does on the side, once a batch.
-    fn tend(&mut self, _free: &dyn FreeSlots) {}
+    fn tend(&mut self, _free: &dyn FreeSlots, _faults: &FaultsSeen) {}
 }
 
 /// Which slots have no page.

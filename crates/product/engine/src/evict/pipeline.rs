@@ -340,7 +340,7 @@ impl<'e, W: World> Evictor<'e, W> {
     fn tend(&mut self) {
         let engine = self.engine;
         if engine.backend.own_memory().is_some() {
-            self.queue.tend(&engine.slots);
+            self.queue.tend(&engine.slots, &engine.faults_seen());
             engine.loosen_space();
             engine.divide_limit();
         }
@@ -398,7 +398,8 @@ impl<'e, W: World> Evictor<'e, W> {
         if count == 0 {
             return 0;
         }
-        let offered = self.expect_offers();
+        let offers = self.queue.takes_clean();
+        let offered = if offers { self.expect_offers() } else { 0 };
         if engine.kernel.current_thread() != self.thread {
             engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
@@ -411,12 +412,10 @@ impl<'e, W: World> Evictor<'e, W> {
             (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
         }));
         for (&stage, victim) in self.places.iter().zip(&self.victims) {
-            if let Some(slot) = victim.own_slot().filter(|_| offered > 0) {
+            if let Some(slot) = victim.own_slot().filter(|_| offers) {
                 let bytes = engine.evictors.stages.bytes(stage);
-                // While the page is ours, so that its slot can become nobody else's; dirty ones, which come first, are let go by now. Who kept other bytes than the slot has would hide that a change was lost.
-                if engine.slots.sum(slot) == Engine::<W>::checksum(slot, bytes) {
-                    self.queue.offer(slot, bytes);
-                }
+                // While the page is ours, so that its slot can become nobody else's; dirty ones, which come first, are let go by now.
+                self.queue.offer(slot, bytes, &mut || engine.slots.sum(slot) == Engine::<W>::checksum(slot, bytes));
             }
             engine.evictors.stages.hold(stage, victim.page, victim.slot);
             if let (true, Some(slot), false) = (victim.dirty, victim.slot, engine.kernel.is_outlived()) {
@@ -432,7 +431,7 @@ impl<'e, W: World> Evictor<'e, W> {
             self.tell_evicted();
         }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
-        engine.give_evicted(self.core, count as u64 - offered, (count - clean) as u64);
+        let kept = engine.give_evicted(self.core, count as u64 - offered, (count - clean) as u64);
         if offered > 0 {
             engine.give_withheld(self.core, offered);
         }
@@ -440,7 +439,7 @@ impl<'e, W: World> Evictor<'e, W> {
         engine.stats.add(self.core, Count::EvictedClean, clean as u64);
         engine.stats.add(self.core, Count::Batches, 1);
         engine.evictors.loops.judge(&engine.stats, engine.frames());
-        self.start_writes(batch, count - clean);
+        self.start_writes(batch, count - clean, kept);
         self.turn += count;
         count
     }
@@ -555,19 +554,17 @@ impl<'e, W: World> Evictor<'e, W> {
         }
     }
 
-    /// How many of the victims the swap space will be offered although their slots have them. As many frames are withheld until the space was counted
-    /// ([`Engine::give_withheld`]).
-    fn expect_offers(&self) -> u64 {
-        let clean = || self.victims.iter().filter_map(Victim::own_slot).count() as u64;
-        let offered = if self.queue.takes_clean() { clean() } else { 0 };
-        if offered > 0 {
-            self.engine.withhold(offered);
-        }
-        offered
+    /// The swap space will be offered victims although their slots have them. Returns how many of their frames are withheld until the space was counted
+    /// ([`Engine::give_withheld`]): none where it may keep none of them.
+    fn expect_offers(&mut self) -> u64 {
+        let clean = self.victims.iter().filter_map(Victim::own_slot).count() as u64;
+        let withheld = self.engine.withhold(clean);
+        self.queue.may_keep(withheld > 0);
+        withheld
     }
 
-    /// Starts the writes of the first `dirty` victims.
-    fn start_writes(&mut self, batch: usize, dirty: usize) {
+    /// Starts the writes of the first `dirty` victims. `may_keep`: their frames are withheld until a space that may keep them in RAM was counted.
+    fn start_writes(&mut self, batch: usize, dirty: usize, may_keep: bool) {
         let mut i = 0;
         while i < dirty {
             let Some(slot) = self.victims[i].slot else { unreachable!("a dirty victim was given no slot") };
@@ -583,7 +580,8 @@ impl<'e, W: World> Evictor<'e, W> {
                 let first = run.first.number();
                 (first..first + u64::from(run.len)).contains(&slot.number())
             });
-            self.start_write(Write { slot, stage, count: count as u32, withheld: count as u64, batch, trial });
+            let withheld = if may_keep { count as u64 } else { 0 };
+            self.start_write(Write { slot, stage, count: count as u32, withheld, may_keep, batch, trial });
             i += count;
         }
         self.note_batches();

@@ -38,6 +38,8 @@ pub(super) struct Write {
     pub(super) count: u32,
     /// Frames that are withheld until a space that keeps pages in RAM has these ([`Engine::give_withheld`]).
     pub(super) withheld: u64,
+    /// Such a space may keep them.
+    pub(super) may_keep: bool,
     pub(super) batch: usize,
     /// The write is made to see whether its space works.
     pub(super) trial: bool,
@@ -124,6 +126,7 @@ impl<W: World> Evictor<'_, W> {
             let began_ns = engine.clock.now_ns();
             let begun = engine.begin_write(write.slot, write.trial);
             let transfer = engine.transfer(write.slot, self.core);
+            self.queue.may_keep(write.may_keep);
             // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only thread that reuses them,
             // leaves their bytes alone until the completion.
             if unsafe { self.queue.start_write(write.slot, memory, write.count, tag(&write)) }.is_err() {
@@ -315,6 +318,6 @@ impl<W: World> Evictor<'_, W> {
         }
         // The frames of these pages went back with their first write. Should the space keep the pages in RAM now, others are to pay for it.
         let withheld = engine.withhold_free(self.core, u64::from(run.len));
-        self.start_write(Write { slot: run.first, stage: first, count: run.len, withheld, batch: RETRY, trial });
+        self.start_write(Write { slot: run.first, stage: first, count: run.len, withheld, may_keep: true, batch: RETRY, trial });
     }
 }

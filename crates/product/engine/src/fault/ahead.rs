@@ -154,7 +154,7 @@ impl<W: World> Engine<W> {
 
     fn bring_run(&self, run: Run, core: usize, buffer: &mut [PageBuf]) {
         let transfer = self.transfer(run.slot, core);
-        let read = self.backend.read_run(run.slot, buffer);
+        let read = self.backend.read_ahead(run.slot, buffer);
         self.transferred(transfer);
         if let Err(why) = read {
             self.note_trouble(core, Trouble::Read(run.slot, why));

@@ -5,7 +5,7 @@ use super::{Entry, Pool, State};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::pooled::{CopyEnd, Place};
-use farshore_core::seams::{FreeSlots, PageBuf};
+use farshore_core::seams::{FaultsSeen, FreeSlots, PageBuf};
 use farshore_core::word::Slot;
 
 /// Groups of 64 slots that are looked through for pages that nobody needs, once a batch.
@@ -16,7 +16,7 @@ const DROPPED_A_LOOK: u32 = 512;
 impl Pool {
     /// Looks at the next `extents` extents, and takes out pages of slots that are free. Returns whether the oldest pages should
     /// go to the tier below then.
-    pub fn sweep(&self, extents: u64, free: &dyn FreeSlots) -> bool {
+    pub fn sweep(&self, extents: u64, free: &dyn FreeSlots, faults: &FaultsSeen) -> bool {
         self.with(|state| {
             let words = state.end.div_ceil(64);
             for _ in 0..words.min(extents * EXTENT_SLOTS as u64 / 64) {
@@ -37,6 +37,7 @@ impl Pool {
             }
             if let Some(worth) = &self.worth {
                 self.drop_needless(state, words);
+                worth.note_faults(faults);
                 worth.decide();
                 self.allowed.store(worth.bytes(), Ordering::Relaxed);
             }

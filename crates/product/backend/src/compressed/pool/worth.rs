@@ -10,11 +10,18 @@
 //! [`CLASSES`] numbers, and takes no lock.
 //!
 //! How many fetches came from which depth says what another border between frames and pool would have cost ([`Seen::cost`]): what more frames hold costs nothing, what the
-//! pool reaches costs a decompression, what lies deeper costs a read below. Of pages just inside the frames nothing is seen, so fewer frames are taken to cost what the
-//! first pages behind them do. That holds for small steps, and so the border moves by one at a time.
+//! pool reaches costs a decompression, what lies deeper costs a read below. That holds for small steps, and so the border moves by one at a time.
+//!
+//! * **What a page costs** is what threads of the program wait for it ([`Source`]). A read below that nobody waits for, because its pages are read ahead, costs nothing, however long the
+//!   device takes; but compressing and decompressing take a processor whoever does it, and count in full.
+//! * **What a page from below cost without a pool** is what it would cost without one again. A pool brings about more evictions, and their writes slow reads down: a pool that was judged by these would
+//!   seem to be worth more the more it writes.
+//! * **What fewer frames cost**: pages just inside the frames are not seen, but evictors' stages are a window to them. So many pages come back from so many stages; as many would from a
+//!   unit of the frames. (A program with a hot set brings back from stages many times what it fetches from behind: there frames are worth more than what a pool reaches.)
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
+use farshore_core::seams::FaultsSeen;
 
 /// The memory that may be used is divided into so many units …
 const UNITS: u64 = 16;
@@ -33,12 +40,14 @@ const UNSEEN: usize = 2;
 const FETCHES_MIN: f64 = 128.0;
 /// The part of what is paid now that another border must save: a twentieth.
 const GAIN_MIN: f64 = 0.05;
-/// What each fault and the eviction that it brings about take besides, ns (measured with `--swap ram`, one thread).
+/// What each fault and the eviction that it brings about take besides its read, ns (measured with `--swap ram`, one thread).
 const FAULT_NS: f64 = 8_000.0;
 /// What a read below takes until one was measured, ns.
 const BELOW_NS: f64 = 80_000.0;
 /// The same for a page's way into the pool and back.
 const POOL_NS: f64 = 4_000.0;
+/// Pages of a source from which on it is known what they cost.
+const KNOWN: u64 = 64;
 /// By how many times one measurement may be above the mean.
 const OUTLIER: f64 = 8.0;
 /// Chunks are larger than what lies in them, and free ones lie between them (record 35).
@@ -121,9 +130,16 @@ impl Mean {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 
+    fn sum(&self) -> f64 {
+        self.sum.load(Ordering::Relaxed) as f64
+    }
+
+    fn count(&self) -> f64 {
+        self.count.load(Ordering::Relaxed) as f64
+    }
+
     fn value(&self) -> Option<f64> {
-        let count = self.count.load(Ordering::Relaxed);
-        (count > 0).then(|| self.sum.load(Ordering::Relaxed) as f64 / count as f64)
+        (self.count() > 0.0).then(|| self.sum() / self.count())
     }
 
     /// What is older counts less.
@@ -136,6 +152,61 @@ impl Mean {
     }
 }
 
+/// One place that pages come from, the pool or what is below: how many did of late, and how long that took.
+#[derive(Debug, Default)]
+struct Source {
+    pages: AtomicU64,
+    /// Reads that faults waited for, ns.
+    waited: Mean,
+    /// Reads ahead of their use, ns.
+    ahead: Mean,
+}
+
+impl Source {
+    /// One read has brought `pages`, within `ns`. `usual`: what it takes as far as is known without a measurement.
+    fn note(&self, pages: u64, ns: u64, whose: Whose, usual: f64) {
+        let mean = match whose {
+            Whose::Fault => &self.waited,
+            Whose::Reader => &self.ahead,
+        };
+        mean.add_within(ns, 1, usual);
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    fn is_known(&self) -> bool {
+        self.pages.load(Ordering::Relaxed) >= KNOWN
+    }
+
+    /// Faults a page that came: few where most pages are read ahead, or along with others.
+    fn faults(&self) -> f64 {
+        if self.is_known() { self.waited.count() / self.pages.load(Ordering::Relaxed) as f64 } else { 1.0 }
+    }
+
+    /// What threads wait for a page, ns, if that is known. `more`: what they have waited for pages that were being read ahead.
+    fn waits_ns(&self, more: f64) -> Option<f64> {
+        let waited = self.waited.sum() + self.waited.count() * FAULT_NS + more;
+        self.is_known().then(|| waited / self.pages.load(Ordering::Relaxed) as f64)
+    }
+
+    /// What is older counts less.
+    fn fade(&self) {
+        if self.is_known() {
+            for part in [&self.pages, &self.waited.sum, &self.waited.count, &self.ahead.sum, &self.ahead.count] {
+                part.store(part.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Who reads pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::compressed) enum Whose {
+    /// A fault, whose thread waits for them.
+    Fault,
+    /// A thread that reads ahead.
+    Reader,
+}
+
 /// What a decision rests on, for `farshore stat`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Decided {
@@ -143,9 +214,9 @@ pub struct Decided {
     pub bytes: u64,
     /// Pages that one page of the pool's memory holds.
     pub ratio: f64,
-    /// What a page's way into the pool and back takes, ns.
+    /// What a page costs that goes into the pool and comes back, ns: compressing, decompressing, its part of a fault.
     pub here_ns: f64,
-    /// What a read below takes, ns a page.
+    /// What a page from below costs, ns: what threads wait for it, its part of a fault.
     pub below_ns: f64,
 }
 
@@ -164,9 +235,16 @@ pub(in crate::compressed) struct Worth {
     away: Box<[AtomicU32]>,
     /// Fetches from each depth.
     came: Box<[AtomicU32]>,
-    unpacking: Mean,
     packing: Mean,
-    below: Mean,
+    here: Source,
+    below: Source,
+    /// What of late was told of faults that are not seen here: pages that came back from stages, stages, and waits for pages that were being read ahead, ns. And what was told in all.
+    rescued: AtomicU64,
+    stages: AtomicU64,
+    waited_ns: AtomicU64,
+    told: [AtomicU64; 2],
+    /// What a page from below cost when there was no pool last, ns; `u64::MAX`: that is not known.
+    alone_ns: AtomicU64,
     /// Bytes of a page that became smaller; and which part of those that were tried do.
     packed: Mean,
     fit: Mean,
@@ -185,9 +263,14 @@ impl Worth {
             since: AtomicU64::new(0),
             away: zeros(CLASSES),
             came: zeros(DEPTHS),
-            unpacking: Mean::default(),
             packing: Mean::default(),
-            below: Mean::default(),
+            here: Source::default(),
+            below: Source::default(),
+            rescued: AtomicU64::new(0),
+            stages: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
+            told: Default::default(),
+            alone_ns: AtomicU64::new(u64::MAX),
             packed: Mean::default(),
             fit: Mean::default(),
             units: AtomicU64::new(0),
@@ -227,12 +310,7 @@ impl Worth {
     /// What was decided, and on what grounds.
     pub(super) fn decided(&self) -> Decided {
         let seen = self.seen();
-        Decided {
-            bytes: self.bytes(),
-            ratio: seen.ratio,
-            here_ns: seen.here_ns + seen.pack_ns - FAULT_NS,
-            below_ns: seen.below_ns - FAULT_NS,
-        }
+        Decided { bytes: self.bytes(), ratio: seen.ratio, here_ns: seen.here_ns + seen.pack_ns, below_ns: seen.below_ns }
     }
 
     fn class_pages(&self) -> u64 {
@@ -297,12 +375,22 @@ impl Worth {
         self.fit.add(0, 1);
     }
 
-    pub(super) fn note_unpacked(&self, ns: u64) {
-        self.unpacking.add_within(ns, 1, POOL_NS / 2.0);
+    /// One read has brought so many compressed pages from the pool.
+    pub(super) fn note_here(&self, pages: u64, ns: u64, whose: Whose) {
+        self.here.note(pages, ns, whose, POOL_NS / 2.0 * pages as f64);
     }
 
-    pub(super) fn note_below(&self, ns: u64, pages: u64) {
-        self.below.add_within(ns, pages, BELOW_NS);
+    /// One read has brought so many pages from below.
+    pub(super) fn note_below(&self, pages: u64, ns: u64, whose: Whose) {
+        self.below.note(pages, ns, whose, BELOW_NS);
+    }
+
+    /// What evictors know of faults. Under the pool's lock.
+    pub(super) fn note_faults(&self, faults: &FaultsSeen) {
+        let since = |told: &AtomicU64, now: u64| now.saturating_sub(told.fetch_max(now, Ordering::Relaxed));
+        self.rescued.fetch_add(since(&self.told[0], faults.rescued), Ordering::Relaxed);
+        self.waited_ns.fetch_add(since(&self.told[1], faults.waited_ns), Ordering::Relaxed);
+        self.stages.store(faults.stages, Ordering::Relaxed);
     }
 
     fn seen(&self) -> Seen {
@@ -312,13 +400,27 @@ impl Worth {
         for depth in (0..UNSEEN).rev() {
             came[depth] = came[depth].max(came[depth + 1]);
         }
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed) as f64;
+        // Faults that wait for a page on its way wait longer where reads ahead take longer.
+        let (ahead_here, ahead_below) = (self.here.ahead.sum(), self.below.ahead.sum());
+        let of_waits = |ahead: f64| if ahead > 0.0 { count(&self.waited_ns) * ahead / (ahead_here + ahead_below) } else { 0.0 };
+        let pages_here = count(&self.here.pages).max(1.0);
         Seen {
             came,
+            inside: came[0].max(count(&self.rescued) * count(&self.unit) / count(&self.stages).max(1.0)),
             ratio: PAGE_SIZE as f64 / (part(&self.packed, PAGE_SIZE as f64) * CHUNK_WASTE),
             fit: part(&self.fit, 0.0),
-            here_ns: FAULT_NS + part(&self.unpacking, POOL_NS / 2.0),
+            // Until pages have come from the pool, as many of them would be waited for as of those from below.
+            here_ns: self
+                .here
+                .waits_ns(of_waits(ahead_here))
+                .map_or_else(|| POOL_NS / 2.0 + FAULT_NS * self.below.faults(), |waits| waits + ahead_here / pages_here),
             pack_ns: part(&self.packing, POOL_NS / 2.0),
-            below_ns: FAULT_NS + part(&self.below, BELOW_NS),
+            below_ns: self
+                .below
+                .waits_ns(of_waits(ahead_below))
+                .unwrap_or(FAULT_NS + BELOW_NS)
+                .min(self.alone_ns.load(Ordering::Relaxed) as f64),
         }
     }
 
@@ -328,17 +430,27 @@ impl Worth {
         if left - self.looked.load(Ordering::Relaxed) < self.unit.load(Ordering::Relaxed) / 2 {
             return;
         }
+        let now = self.units.load(Ordering::Relaxed);
+        if now == 0 {
+            self.alone_ns.store(u64::MAX, Ordering::Relaxed);
+        }
         let seen = self.seen();
         if seen.came.iter().sum::<f64>() < FETCHES_MIN {
             return;
         }
         self.looked.store(left, Ordering::Relaxed);
-        let now = self.units.load(Ordering::Relaxed);
+        if now == 0 && self.below.is_known() {
+            self.alone_ns.store(seen.below_ns as u64, Ordering::Relaxed);
+        }
         self.units.store(seen.next(now), Ordering::Relaxed);
         for count in &self.came {
             count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
         }
-        [&self.unpacking, &self.packing, &self.below, &self.packed, &self.fit].into_iter().for_each(Mean::fade);
+        for count in [&self.rescued, &self.waited_ns] {
+            count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+        }
+        [&self.packing, &self.packed, &self.fit].into_iter().for_each(Mean::fade);
+        [&self.here, &self.below].into_iter().for_each(Source::fade);
     }
 }
 
@@ -346,9 +458,11 @@ impl Worth {
 #[derive(Clone, Debug)]
 struct Seen {
     came: [f64; DEPTHS],
+    /// Fetches that a unit less of frames would bring about.
+    inside: f64,
     ratio: f64,
     fit: f64,
-    /// What a fetch from the pool and one from below take.
+    /// What a page from the pool and one from below cost.
     here_ns: f64,
     below_ns: f64,
     /// What each page takes on its way into the pool.
@@ -368,7 +482,7 @@ impl Seen {
         let shift = units as f64 - now as f64;
         let first = (-shift).max(0.0);
         let end = (units as f64 * self.ratio / self.fit.max(0.01) - shift).max(first);
-        let more = shift.max(0.0) * self.came[0];
+        let more = shift.max(0.0) * self.inside;
         let (reached, deeper) = (self.between(first, end), self.between(end, DEPTHS as f64));
         let of_pool = self.fit * self.here_ns + (1.0 - self.fit) * self.below_ns;
         if units == 0 {
@@ -418,8 +532,8 @@ mod tests {
                 used[oldest] = None;
                 worth.leave(&tags[oldest]);
                 worth.note_packed(packed, 2000);
-                worth.note_below(below_ns, 1);
-                worth.note_unpacked(1000);
+                worth.note_below(1, below_ns, Whose::Fault);
+                worth.note_here(1, 1000, Whose::Fault);
                 worth.decide();
             }
         }
@@ -446,10 +560,80 @@ mod tests {
     #[test]
     fn what_is_compressed_for_nothing_counts() {
         // Pages come from all depths alike, of which the pool reaches most.
-        let mut seen = Seen { came: [100.0; DEPTHS], ratio: 4.0, fit: 1.0, here_ns: 10_000.0, below_ns: 30_000.0, pack_ns: 0.0 };
+        let mut seen = Seen {
+            came: [100.0; DEPTHS],
+            inside: 100.0,
+            ratio: 4.0,
+            fit: 1.0,
+            here_ns: 10_000.0,
+            below_ns: 30_000.0,
+            pack_ns: 0.0,
+        };
         assert_eq!(seen.next(4), 5);
         seen.pack_ns = 20_000.0;
         assert_eq!(seen.next(4), 3);
+    }
+
+    #[test]
+    fn reads_that_nobody_waits_for_are_worth_no_pool() {
+        // 32 pages a read, each of which takes as long as four of the pool's; one read of 50 is a fault's.
+        let costs = |whose: Whose| {
+            let worth = Worth::new(GIVEN);
+            for n in 0..100 {
+                worth.note_below(32, 600_000, if n % 50 == 0 { Whose::Fault } else { whose });
+                worth.note_packed(Some(930), 2000);
+            }
+            worth.came.iter().for_each(|count| count.store(100, Ordering::Relaxed));
+            let seen = worth.seen();
+            (seen.below_ns, seen.next(0))
+        };
+        let (waited, nobody) = (costs(Whose::Fault), costs(Whose::Reader));
+        assert_eq!(waited, (19_000.0, 1), "18,750 ns a page, and a thirty-second of a fault");
+        assert!(nobody.0 < 500.0 && nobody.1 == 0, "{nobody:?}");
+    }
+
+    #[test]
+    fn waits_for_pages_on_their_way_are_those_of_the_slower_source() {
+        let worth = Worth::new(GIVEN);
+        (0..100).for_each(|_| worth.note_below(32, 540_000, Whose::Reader));
+        (0..100).for_each(|_| worth.note_here(32, 60_000, Whose::Reader));
+        worth.note_faults(&FaultsSeen { waited_ns: 64_000_000, ..FaultsSeen::default() });
+        // What is told is a sum.
+        worth.note_faults(&FaultsSeen { waited_ns: 64_000_000, ..FaultsSeen::default() });
+        let seen = worth.seen();
+        let (below, here) = (64e6 * 0.9 / 3200.0, (64e6 * 0.1 + 100.0 * 60_000.0) / 3200.0);
+        assert!((seen.below_ns - below).abs() < 1.0 && (seen.here_ns - here).abs() < 1.0, "{seen:?}");
+    }
+
+    #[test]
+    fn what_a_pool_costs_the_device_does_not_speak_for_it() {
+        let worth = Worth::new(GIVEN);
+        let decided = |units: u64, ns: u64| {
+            worth.set_units(units);
+            (0..10_000).for_each(|_| worth.note_below(1, ns, Whose::Fault));
+            worth.came.iter().for_each(|count| count.store(100, Ordering::Relaxed));
+            worth.left.fetch_add(1 << 20, Ordering::Relaxed);
+            worth.decide();
+            worth.decided().below_ns
+        };
+        assert!((57_000.0..59_000.0).contains(&decided(0, 50_000)));
+        assert!(decided(4, 200_000) < 59_000.0);
+        (0..5).for_each(|_| _ = decided(4, 20_000));
+        assert!((27_000.0..40_000.0).contains(&decided(4, 20_000)), "less counts");
+        assert!(decided(0, 200_000) > 100_000.0, "without a pool it is measured anew");
+    }
+
+    #[test]
+    fn stages_show_what_frames_are_worth() {
+        let worth = Worth::new(GIVEN);
+        worth.came.iter().for_each(|count| count.store(100, Ordering::Relaxed));
+        (0..100).for_each(|_| worth.note_below(1, 30_000, Whose::Fault));
+        (0..100).for_each(|_| worth.note_packed(Some(930), 2000));
+        assert_eq!(worth.seen().next(0), 1);
+        // From half as many stages as a unit has pages ten times as many pages came back as from half a unit behind.
+        worth.note_faults(&FaultsSeen { rescued: 500, stages: 128, waited_ns: 0 });
+        assert_eq!(worth.seen().inside, 1000.0);
+        assert_eq!(worth.seen().next(0), 0);
     }
 
     #[test]
