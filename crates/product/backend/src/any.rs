@@ -229,7 +229,7 @@ impl AnyBackend {
         match self {
             AnyBackend::File(_) | AnyBackend::Nbd(_) => true,
             AnyBackend::Ram(_) => false,
-            AnyBackend::Mirror(mirror) => mirror.copies().any(AnyBackend::gives_back),
+            AnyBackend::Mirror(mirror) => mirror.copies().any(|copy| copy.gives_back()),
             AnyBackend::Faulty(faulty) => faulty.inner().gives_back(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().gives_back(),
             AnyBackend::Layered(layers) => layers.own().is_some_and(AnyBackend::gives_back),
@@ -243,6 +243,7 @@ impl AnyBackend {
             layers.base().close_shut();
         }
         self.files().into_iter().for_each(FileArray::close_shut);
+        self.mirror().into_iter().for_each(Mirror::close_shut);
     }
 
     /// The wrapper that injects faults, if there is one: to change its rates.
@@ -295,7 +296,7 @@ impl AnyBackend {
     pub fn mapped_bytes(&self) -> u64 {
         match self {
             AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => 0,
-            AnyBackend::Mirror(mirror) => mirror.copies().map(AnyBackend::mapped_bytes).sum(),
+            AnyBackend::Mirror(mirror) => mirror.copies().map(|copy| copy.mapped_bytes()).sum(),
             AnyBackend::Faulty(faulty) => faulty.inner().mapped_bytes(),
             AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
             // The base's queues are those of the parent.
@@ -330,7 +331,7 @@ impl AnyBackend {
             AnyBackend::File(files) => files.take_rings(),
             AnyBackend::Ram(_) => Vec::new(),
             AnyBackend::Nbd(export) => export.take_sockets(),
-            AnyBackend::Mirror(mirror) => mirror.copies().flat_map(AnyBackend::take_rings).collect(),
+            AnyBackend::Mirror(mirror) => mirror.copies().flat_map(|copy| copy.take_rings()).collect(),
             AnyBackend::Faulty(faulty) => faulty.inner().take_rings(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().take_rings(),
             AnyBackend::Layered(layers) => layers.take_rings(),

@@ -9,6 +9,7 @@
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
+use crate::mirror::Mirror;
 use farshore_core::seams::{
     Backend, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
@@ -72,6 +73,11 @@ impl Layered {
             // No page was written there yet: reads of such a slot do not happen.
             Some(number) => Ok((self.own.get().ok_or(IoError::Short)?, Slot::new(number).ok_or(IoError::Short)?)),
         }
+    }
+
+    /// The copies of one of the layers, if there are any.
+    pub fn mirror(&self) -> Option<&Mirror> {
+        self.own().and_then(AnyBackend::mirror).or_else(|| self.base.mirror())
     }
 
     /// The descriptors of all layers.

@@ -26,7 +26,7 @@ fn mirror(copies: usize) -> Mirror {
 }
 
 fn set(mirror: &Mirror, copy: usize, kind: Kind, rate: f64) {
-    mirror.copies().nth(copy).and_then(AnyBackend::faults).expect("each has some").set_rate(kind, rate);
+    mirror.copies().nth(copy).unwrap().faults().expect("each has some").set_rate(kind, rate);
 }
 
 fn stale(mirror: &Mirror) -> Vec<u64> {
@@ -63,7 +63,7 @@ fn each_copy_has_all_of_it() {
         let all = pages(7, 40, 1);
         write::<Mirror>(&mut queue, 7, &all).unwrap();
         check(&mirror, 7, &all);
-        mirror.copies().for_each(|copy| check(copy, 7, &all));
+        mirror.copies().for_each(|copy| check(&*copy, 7, &all));
         assert_eq!((mirror.spaces(), mirror.capacity(), stale(&mirror)), (1, Some(32 << 8), vec![0; copies]));
         assert!(news(&mirror).is_empty());
     }
@@ -167,7 +167,7 @@ fn a_copy_that_lies_is_asked_no_more_for_that_page() {
         assert!(wrong > 0 && stale(&mirror)[copies - 1] == 0, "{:?}", stale(&mirror));
         (0..copies - 1).for_each(|copy| set(&mirror, copy, Kind::Corrupt, 0.0));
         keep_until(&mirror, "all are whole", || stale(&mirror).iter().all(|&stale| stale == 0));
-        mirror.copies().for_each(|copy| check(copy, 7, &pages(7, 40, 1)));
+        mirror.copies().for_each(|copy| check(&*copy, 7, &pages(7, 40, 1)));
     }
 }
 
@@ -275,7 +275,7 @@ fn one_copy_may_do_what_it_wants() {
         keep_until(mirror, "all are whole", || stale(mirror).iter().all(|&stale| stale == 0) && up(mirror) == [true; 3]);
         for (thread, versions) in all {
             for (n, &version) in (0..).zip(&versions).filter(|(_, version)| **version > 0) {
-                mirror.copies().for_each(|copy| check(copy, 1 + n + 800 * thread, &pages(1 + n + 800 * thread, 1, version)));
+                mirror.copies().for_each(|copy| check(&*copy, 1 + n + 800 * thread, &pages(1 + n + 800 * thread, 1, version)));
             }
         }
     });
@@ -317,7 +317,7 @@ fn a_page_that_its_source_cannot_read_keeps_no_other_from_its_repair() {
     std::fs::OpenOptions::new().write(true).open(format!("/proc/self/fd/{fd}")).unwrap().set_len(552 << 12).unwrap();
     keep_until(&mirror, "all others have been copied", || stale(&mirror)[1] <= 24);
     assert_eq!((up(&mirror), stale(&mirror)), (vec![true, true], vec![0, 24]));
-    check(mirror.copies().nth(1).unwrap(), 512, &pages(512, 40, 1));
+    check(&*mirror.copies().nth(1).unwrap(), 512, &pages(512, 40, 1));
 }
 
 #[test]
@@ -370,8 +370,8 @@ fn a_copy_that_is_emptied_twice_gets_everything_again() {
     });
     keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0]);
     let copy = mirror.copies().next().unwrap();
-    check(copy, 7, &pages(7, 4, 1));
-    check(copy, 100, &pages(100, 4, 1));
+    check(&*copy, 7, &pages(7, 4, 1));
+    check(&*copy, 100, &pages(100, 4, 1));
 }
 
 /// As where a forked child or a program that is started finds one of its family's copies full.
@@ -392,7 +392,7 @@ fn a_copy_that_has_no_room_for_its_stamp_is_left_alone_for_now() {
     check(&mirror, 7, &pages(7, 4, 1));
     set(&mirror, 0, Kind::Full, 0.0);
     keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0] && up(&mirror) == [true; 2]);
-    check(mirror.copies().next().unwrap(), 7, &pages(7, 4, 1));
+    check(&*mirror.copies().next().unwrap(), 7, &pages(7, 4, 1));
 }
 
 /// As a node that is started again every few seconds.

@@ -21,6 +21,12 @@
 //! A reader notes which copy it has taken ([`SlotCopies::served`]). If the bytes turn out to be wrong, that copy is stale, and *in doubt*
 //! ([`SlotCopies::doubt`]): it did have the page, and may have it still, since a bit may have turned on the way. Where it is the last, those that were in doubt
 //! before it are asked again; and so they are where the others are gone ([`SlotCopies::trust`]).
+//!
+//! # Copies that come and go
+//!
+//! A number without a copy is stale in each slot that has a page, since no write was its. So a copy that comes is stale everywhere, and the repair fills it as one that
+//! was away. One that goes takes no write that begins from then on, its *life* ends, and it is made stale slot by slot where the ones that stay have the page
+//! ([`SlotCopies::retire`]). A write that began before finds the life ended when it ends, and does not count that copy.
 
 use crate::sync::{AtomicU16, Ordering};
 
@@ -98,6 +104,12 @@ impl SlotCopies {
         (self.0.load(Ordering::Acquire) & ALL) as CopySet
     }
 
+    /// Whether the slot has a page.
+    #[must_use]
+    pub fn has_page(&self) -> bool {
+        self.0.load(Ordering::Acquire) & HAS != 0
+    }
+
     /// A page is about to be written. Returns whether the slot is being repaired: the copy that it is repaired in is left out.
     #[must_use]
     pub fn begin_write(&self) -> bool {
@@ -117,6 +129,26 @@ impl SlotCopies {
         let lost = u16::from(copies) & ALL;
         let (before, now) = self.turn(|word| if word & HAS != 0 { word & !(lost << DOUBT_AT) | lost } else { word });
         Turned::between(before, now)
+    }
+
+    /// Copy `copy` is taken away: it counts no more for this slot. `None`: it does, since one of `staying` does not have the page which it has. A write that is
+    /// under way is the writer's business, who looks at the copy's life when it ends.
+    pub fn retire(&self, copy: usize, staying: CopySet) -> Option<Turned> {
+        let turned = self.change(|word| {
+            if word & HAS == 0 {
+                return Some(word);
+            }
+            let is_needed = word >> copy & 1 == 0 && word & WRITING == 0 && u16::from(staying) & word & ALL != 0;
+            (!is_needed).then_some(word & !(1 << copy << DOUBT_AT) | 1 << copy)
+        });
+        turned.ok().map(|(before, now)| Turned::between(before, now))
+    }
+
+    /// Whether copy `copy` has the page, and one of `staying` does not.
+    #[must_use]
+    pub fn needs(&self, copy: usize, staying: CopySet) -> bool {
+        let word = self.0.load(Ordering::Acquire);
+        word & HAS != 0 && word & WRITING == 0 && word >> copy & 1 == 0 && u16::from(staying) & word & ALL != 0
     }
 
     /// Begins a repair of copy `to`. Returns the copies that are stale: the page comes from another. `None`: there is nothing to repair, nothing to repair it
@@ -171,7 +203,9 @@ impl SlotCopies {
             // A copy that is being written by a repair is read by nobody.
             let again = if word & COPYING == 0 { others & doubted(word) } else { 0 };
             let spoiled = if word & COPYING != 0 { SPOILED } else { 0 };
-            let wrong = 1 << copy | 1 << copy << DOUBT_AT;
+            // Only what it had can be there still: it may have been taken away meanwhile, and another copy have its number.
+            let had = if word >> copy & 1 == 0 { 1 << copy << DOUBT_AT } else { 0 };
+            let wrong = 1 << copy | had;
             if others & !word != 0 {
                 word | wrong | spoiled
             } else if again != 0 {
@@ -256,6 +290,36 @@ mod tests {
         assert_eq!(slot.doubt(BOTH), Turned { stale: 0, right: 0 }, "it is the last");
         assert!(!slot.end_copy(1, true));
         assert_eq!(slot.stale() & BOTH, 0b10);
+    }
+
+    #[test]
+    fn a_copy_goes_where_all_that_stay_have_the_page() {
+        let slot = SlotCopies::new();
+        assert_eq!((slot.retire(0, 0b110), slot.needs(0, 0b110)), (Some(turned(0, 0)), false), "there is no page");
+        let _ = slot.begin_write();
+        slot.end_write(0b011);
+        assert_eq!((slot.retire(0, 0b110), slot.needs(0, 0b110)), (None, true), "the third does not have it");
+        assert_eq!((slot.retire(2, 0b011), slot.needs(2, 0b011)), (Some(turned(0, 0)), false), "nobody misses that one");
+        assert!(slot.begin_copy(2, 0b111).is_some() && slot.end_copy(2, true));
+        assert!(!slot.needs(0, 0b110));
+        let _ = slot.begin_write();
+        slot.end_write(0b001);
+        let _ = slot.begin_write();
+        assert_eq!(slot.retire(0, 0b110), Some(turned(0b001, 0)), "the write decides");
+        slot.end_write(0b110);
+        assert_eq!((slot.stale(), slot.retire(0, 0b110)), (0b001, Some(turned(0, 0))));
+    }
+
+    #[test]
+    fn who_comes_after_a_copy_that_was_doubted_is_not_trusted_for_it() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b111);
+        slot.served(0);
+        assert_eq!(slot.retire(0, 0b110), Some(turned(0b001, 0)));
+        // Another one has its number now, and the reader finds out late.
+        assert_eq!((slot.doubt(0b111), slot.trust(false)), (turned(0, 0), turned(0, 0)));
+        assert_eq!(slot.stale(), 0b001);
     }
 
     #[test]

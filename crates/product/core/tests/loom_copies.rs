@@ -6,7 +6,7 @@ use farshore_core::copies::{CopySet, SlotCopies};
 use farshore_models::explore;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
 
 const BOTH: CopySet = 0b11;
@@ -104,4 +104,82 @@ fn a_slot_is_given_back_when_no_repair_is_under_way() {
         }
         repairer.join().unwrap();
     });
+}
+
+/// Copies that are exchanged: the first goes, and the second stays. What the queues of a mirror and the one who exchanges share.
+struct Exchange {
+    slot: SlotCopies,
+    pages: [AtomicU32; 2],
+    going: AtomicBool,
+    life: AtomicU32,
+    gone: AtomicBool,
+}
+
+impl Exchange {
+    fn new() -> Exchange {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(BOTH);
+        let pages = [AtomicU32::new(1), AtomicU32::new(1)];
+        Exchange { slot, pages, going: AtomicBool::new(false), life: AtomicU32::new(0), gone: AtomicBool::new(false) }
+    }
+
+    /// Of copies that take it all the same (`able`). Whether it is acknowledged.
+    fn write(&self, version: u32, able: CopySet) -> bool {
+        let _ = self.slot.begin_write();
+        let life = self.life.load(Ordering::SeqCst);
+        let to = able & if self.going.load(Ordering::SeqCst) { 0b10 } else { BOTH };
+        (0..2).filter(|copy| to >> copy & 1 != 0).for_each(|copy| self.pages[copy].store(version, Ordering::Relaxed));
+        let mut right = to;
+        self.slot.end_write(right);
+        if right & 1 != 0 && self.life.load(Ordering::SeqCst) != life {
+            right &= 0b10;
+            self.slot.lose(1);
+        }
+        right != 0
+    }
+
+    /// The first copy is taken away, if the other one has all.
+    fn take_away(&self) {
+        self.going.store(true, Ordering::SeqCst);
+        self.life.fetch_add(1, Ordering::SeqCst);
+        match self.slot.retire(0, 0b10) {
+            Some(_) => self.gone.store(true, Ordering::SeqCst),
+            None => self.going.store(false, Ordering::SeqCst),
+        }
+    }
+}
+
+/// As [`a_copy_goes_and_no_page_with_it`]; `able`: which copies take the write.
+fn exchange(able: CopySet) {
+    explore(3, move || {
+        let it = Arc::new(Exchange::new());
+        let taker = {
+            let it = it.clone();
+            thread::spawn(move || it.take_away())
+        };
+        let acknowledged = it.write(2, able);
+        taker.join().unwrap();
+        let right = !it.slot.stale() & BOTH;
+        if it.gone.load(Ordering::SeqCst) {
+            assert_eq!(right & 1, 0, "it is gone, and would be read");
+        }
+        if acknowledged {
+            assert_ne!(right, 0, "a page that was acknowledged is nowhere");
+        }
+        let version = if acknowledged { 2 } else { 1 };
+        for copy in (0..2).filter(|copy| acknowledged && right >> copy & 1 != 0) {
+            assert_eq!(it.pages[copy].load(Ordering::Relaxed), version, "copy {copy}");
+        }
+    });
+}
+
+#[test]
+fn a_copy_goes_and_no_page_with_it() {
+    exchange(BOTH);
+}
+
+#[test]
+fn a_copy_goes_while_the_other_one_takes_nothing() {
+    exchange(0b01);
 }

@@ -41,8 +41,13 @@ fn space<W: World<Backend = AnyBackend>>(engine: &Engine<W>, number: usize) -> s
     }
 }
 
-fn copy(seen: Seen<'_>) -> stats::SpaceCopy {
-    let state = if seen.up { "works" } else { "down" };
+fn copy(seen: Seen) -> stats::SpaceCopy {
+    let state = match seen {
+        _ if seen.leaving => "leaving",
+        _ if !seen.up => "down",
+        _ if seen.filling => "filling",
+        _ => "works",
+    };
     stats::SpaceCopy {
         name: seen.name.to_owned(),
         state: state.to_owned(),

@@ -31,7 +31,8 @@
 //! Only servers are asked so. A disk that hangs gives neither the thread nor its buffer back, so a read of a disk cannot be left, and one that is hedged by a disk could end
 //! later than without.
 
-use super::{Copy, Shared};
+use super::place::Opened;
+use super::Shared;
 use crate::any::AnyBackend;
 use crate::file::bytes_of;
 use crate::nbd::{Asked, End, NbdSpace, wait_for_any};
@@ -67,6 +68,11 @@ pub(super) struct Late([AtomicU64; SIZES]);
 impl Late {
     fn of(&self, pages: usize) -> &AtomicU64 {
         &self.0[(pages.max(1).ilog2() as usize).min(SIZES - 1)]
+    }
+
+    /// Nothing is known.
+    pub(super) fn forget(&self) {
+        self.0.iter().for_each(|usual| usual.store(0, Ordering::Relaxed));
     }
 
     /// After how many ns a read of so many pages is late.
@@ -176,13 +182,12 @@ fn device(errno: Errno) -> IoError {
 }
 
 impl Shared {
-    /// Reads slots that copy `copy` has all of. Returns the copy that the pages are from.
+    /// Reads slots that copy `copy` has all of, whose space is held. Returns the copy that the pages are from.
     ///
     /// # Errors
     /// Of that copy: the pages may be on another one.
-    pub(super) fn fetch(&self, copy: usize, first: Slot, into: &mut [PageBuf]) -> Result<usize, IoError> {
+    pub(super) fn fetch(&self, copy: usize, space: &AnyBackend, first: Slot, into: &mut [PageBuf]) -> Result<usize, IoError> {
         let it = &self.copies[copy];
-        let space = it.space.get().ok_or(IoError::Short)?;
         self.hedges.earn(into.len());
         if let AnyBackend::Nbd(export) = space
             && let Some(late_ns) = it.late.after(into.len())
@@ -209,10 +214,10 @@ impl Shared {
         let one = export.begin_request(first, into)?;
         wait_for_any(&[&one], begun + late_ns.min(export.give_up_ns() / GIVE_UPS));
         if one.ended().is_none()
-            && let Some((other, mut spare)) = self.second(copy, first, pages)
+            && let Some((other, space, mut spare)) = self.second(copy, first, pages)
         {
             let (them, since, place) = (&self.copies[other], sleep::now_ns(), spare.pages(pages));
-            let ends = begin(them, first, place).map(|two| {
+            let ends = begin(&space, first, place).map(|two| {
                 it.hedged.fetch_add(1, Ordering::Relaxed);
                 wait_for_any(&[&one, &two], begun + export.give_up_ns());
                 let ends = (one.ended(), two.ended());
@@ -254,16 +259,20 @@ impl Shared {
     }
 
     /// A server other than `copy` that has all of these pages, and a place for them, if the budget allows it.
-    fn second(&self, copy: usize, first: Slot, pages: usize) -> Option<(usize, Spare<'_>)> {
+    fn second(&self, copy: usize, first: Slot, pages: usize) -> Option<(usize, Opened<'_>, Spare<'_>)> {
         if pages > PAGES {
             return None;
         }
-        let is_server = |it: &Copy| it.is_up() && matches!(it.space.get(), Some(AnyBackend::Nbd(_)));
-        let able = self.set(is_server) & !(1 << copy);
-        let others = (0..self.copies.len()).filter(|&n| able >> n & 1 != 0 && self.run_on(n, first, pages) == pages);
-        let other = others.min_by_key(|&n| self.copies[n].read_ns.load(Ordering::Relaxed))?;
+        let able = self.up() & !(1 << copy);
+        let others = (0..self.copies.len()).filter(|&n| able >> n & 1 != 0).filter_map(|n| Some((n, self.copies[n].held()?)));
+        // Looked at while it is held: another copy may have come to its place.
+        let is_able = |(n, space): &(usize, Opened<'_>)| {
+            matches!(**space, AnyBackend::Nbd(_)) && self.run_on(*n, first, pages) == pages
+        };
+        let fastest = |(n, _): &(usize, Opened<'_>)| self.copies[*n].read_ns.load(Ordering::Relaxed);
+        let (other, space) = others.filter(is_able).min_by_key(fastest)?;
         let spare = self.hedges.spare()?;
-        self.hedges.spend(pages).then_some((other, spare))
+        self.hedges.spend(pages).then_some((other, space, spare))
     }
 
     /// How a copy's part of a hedged read has ended, whose answer does not count. (A lost connection is for the next reader to find out about.)
@@ -279,8 +288,8 @@ impl Shared {
 }
 
 /// Begins the read at a second server.
-fn begin<'s, 'b>(copy: &'s Copy, first: Slot, place: &'b mut [PageBuf]) -> Option<Asked<'s, 'b>> {
-    match copy.space.get()? {
+fn begin<'s, 'b>(space: &'s AnyBackend, first: Slot, place: &'b mut [PageBuf]) -> Option<Asked<'s, 'b>> {
+    match space {
         AnyBackend::Nbd(export) => export.begin_request(first, place),
         _ => None,
     }

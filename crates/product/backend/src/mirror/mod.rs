@@ -13,6 +13,8 @@
 //! | [`table`] | which copies have which slot |
 //! | [`queue`] | writes |
 //! | [`repair`] | copies that are away are asked whether they are back; what they have missed is copied |
+//! | [`place`] | a place for a copy: what is there, and in which state |
+//! | [`exchange`] | copies that come and go while the program runs |
 //!
 //! # Invariants
 //!
@@ -21,6 +23,8 @@
 //! - A copy that has lost what it had (a memory node that was started again) is found by its *stamp*: a page behind the slots of the engine, with bytes that no
 //!   other run has. It is read before the copy is used again, and every [`LOOK_NS`]. While its bytes are others, all slots of the copy are stale. What a reader gets
 //!   before that has a wrong checksum, and the next copy is asked.
+//! - A copy is used by whoever holds its place's lock for reading, which nobody waits for, and who has found its state and the slot right under it. It is closed under
+//!   the same lock for writing.
 //! - Copies are used in the order of their answers, not of their names: each is *up* or *down*. Where the last one is down too, a reader waits for any, as long as it
 //!   would for a space without copies.
 //!
@@ -29,7 +33,9 @@
 //! A server is waited for two minutes where its pages are nowhere else. Here a second must do ([`Waits::short`](super::nbd::Waits)): the others have the page, and what
 //! the server misses is repaired. A disk that hangs cannot be left: the kernel gives neither the thread nor its buffer back.
 
+pub mod exchange;
 mod hedge;
+mod place;
 pub mod queue;
 mod repair;
 mod table;
@@ -38,18 +44,20 @@ use crate::any::AnyBackend;
 use crate::error::OpenError;
 use crate::nbd;
 use crate::sleep;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use farshore_config::SwapSpec;
 use farshore_core::copies::{COPIES_MAX, CopySet, SlotCopies, Turned};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::{Backend, CANNOT, CopyChange, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces};
 use farshore_core::word::Slot;
-use hedge::{Hedges, Late};
-use queue::{Lacking, MirrorQueue};
+use hedge::Hedges;
+use place::Copy;
+pub use place::Opened;
+use queue::{MirrorQueue, Parts};
 use repair::Repair;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
 use table::Table;
 
 /// How often a remote copy is asked for its stamp, in ns.
@@ -65,143 +73,11 @@ const EXPLORE: u64 = 64;
 const SMOOTH: u64 = 8;
 /// While no copy answers, in ns.
 const NAP_NS: u64 = 20_000_000;
+/// While another thread has a lock, in ns.
+const LOCK_NAP_NS: u64 = 50_000;
 
 /// Opens the copy of this number. Notices are for the user.
 pub type Open = Box<dyn Fn(usize, &SwapSpec, &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> + Send + Sync>;
-
-/// One of the copies.
-#[derive(Debug)]
-struct Copy {
-    /// Set once: a copy that could not be opened at the start is down until it can be.
-    space: OnceLock<AnyBackend>,
-    spec: SwapSpec,
-    name: String,
-    /// It may be started again without what it had, so it has a stamp.
-    remote: bool,
-    down: AtomicBool,
-    streak: AtomicU32,
-    /// What a read takes of late, ns; 0: not known.
-    read_ns: AtomicU64,
-    late: Late,
-    /// Reads of it that were late and sent to another copy too, and those of them that the other one answered first.
-    hedged: AtomicU64,
-    hedged_won: AtomicU64,
-    /// Slots that have a page which it does not have.
-    stale: AtomicU64,
-    /// How many times it has lost what it had. A write that began before counts for nothing.
-    life: AtomicU32,
-    /// A write for its repair does not end. Nothing else is written to it until it does: it could come later.
-    stuck: AtomicBool,
-    /// When it is asked next, how long the pause before that was, and since when it is up, ns.
-    due_ns: AtomicU64,
-    pause_ns: AtomicU64,
-    rose_ns: AtomicU64,
-    /// It was whole when somebody was told last; and it was down.
-    told_whole: AtomicBool,
-    told_down: AtomicBool,
-    /// It has lost what it had, and nobody was told.
-    replaced: AtomicBool,
-}
-
-impl Copy {
-    fn new(spec: &SwapSpec) -> Copy {
-        Copy {
-            space: OnceLock::new(),
-            spec: spec.clone(),
-            name: spec.to_string(),
-            remote: spec.is_remote(),
-            down: AtomicBool::new(true),
-            streak: AtomicU32::new(0),
-            read_ns: AtomicU64::new(0),
-            late: Late::default(),
-            hedged: AtomicU64::new(0),
-            hedged_won: AtomicU64::new(0),
-            stale: AtomicU64::new(0),
-            life: AtomicU32::new(0),
-            stuck: AtomicBool::new(false),
-            due_ns: AtomicU64::new(0),
-            pause_ns: AtomicU64::new(0),
-            rose_ns: AtomicU64::new(0),
-            told_whole: AtomicBool::new(true),
-            told_down: AtomicBool::new(false),
-            replaced: AtomicBool::new(false),
-        }
-    }
-
-    /// The slots that it has for pages: those of a remote one but for the extent of its stamp.
-    fn room(&self, space: &AnyBackend) -> Option<u64> {
-        let stamp = if self.remote { EXTENT_SLOTS as u64 } else { 0 };
-        space.capacity().map(|slots| slots.saturating_sub(stamp))
-    }
-
-    fn is_up(&self) -> bool {
-        !self.down.load(Ordering::Acquire)
-    }
-
-    /// It has answered.
-    fn works(&self) {
-        if self.streak.load(Ordering::Relaxed) != 0 {
-            self.streak.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// It has not done what it was asked to.
-    fn failed(&self, why: IoError) {
-        if why == IoError::Full {
-            return;
-        }
-        if is_lost(why) || self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK {
-            self.fall();
-        }
-    }
-
-    /// It is down from now on: for longer each time, until it has been up for a while.
-    fn fall(&self) {
-        let now = sleep::now_ns();
-        if !self.down.swap(true, Ordering::AcqRel) {
-            let lasted = now.saturating_sub(self.rose_ns.load(Ordering::Relaxed)) > PAUSE_MAX_NS;
-            self.wait(now, if lasted { PAUSE_NS } else { 2 * self.pause_ns.load(Ordering::Relaxed) });
-        }
-    }
-
-    /// It is asked again after this pause.
-    fn wait(&self, now: u64, pause: u64) {
-        let pause = pause.clamp(PAUSE_NS, PAUSE_MAX_NS);
-        self.pause_ns.store(pause, Ordering::Relaxed);
-        self.due_ns.store(now + pause, Ordering::Relaxed);
-    }
-
-    /// It is up.
-    fn rise(&self, now: u64) {
-        self.works();
-        if !self.is_up() {
-            self.rose_ns.store(now, Ordering::Relaxed);
-            self.down.store(false, Ordering::Release);
-        }
-    }
-
-    /// A read of so many pages has taken so long, or would have taken longer.
-    fn took(&self, pages: usize, ns: u64) {
-        self.late.took(pages, ns);
-        let before = self.read_ns.load(Ordering::Relaxed);
-        let now = if before == 0 { ns } else { before - before / SMOOTH + ns / SMOOTH };
-        self.read_ns.store(now.max(1), Ordering::Relaxed);
-    }
-
-    /// Slots whose pages it does not have. (Two threads may count one in either order.)
-    fn behind(&self) -> u64 {
-        self.stale.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
-    }
-
-    fn turned(&self, stale: bool, right: bool) {
-        if stale {
-            self.stale.fetch_add(1, Ordering::Relaxed);
-        }
-        if right {
-            self.stale.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Whether an error says that a server is away, rather than that it could not do something.
 fn is_lost(why: IoError) -> bool {
@@ -211,27 +87,49 @@ fn is_lost(why: IoError) -> bool {
 /// What a mirror and its queues share.
 #[derive(Debug)]
 struct Shared {
-    copies: Box<[Copy]>,
+    /// A place for each copy that there can be.
+    copies: [Copy; COPIES_MAX],
     table: Table,
     /// The copy that is repaired.
     repairing: AtomicUsize,
     reads: AtomicU64,
     hedges: Hedges,
-    /// Queues that lack a copy which was not open when they were made. Locked when a queue is made, and when a copy is opened.
-    lacking: Mutex<Vec<Arc<Lacking>>>,
+    /// The parts of all queues. Locked when a queue comes or goes, and when a copy is opened or closed.
+    parts: Mutex<Vec<Arc<Parts>>>,
     /// A forked child's view of its parent's space: it reads, and repairs nothing. What its parent repairs it does not learn.
     is_parents: AtomicBool,
+}
+
+/// Takes a lock. The thread does not sleep in it: that would go through libc.
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    loop {
+        match lock.try_lock() {
+            Ok(held) => return held,
+            Err(TryLockError::Poisoned(held)) => return held.into_inner(),
+            Err(TryLockError::WouldBlock) => sleep::nap(LOCK_NAP_NS),
+        }
+    }
+}
+
+/// What has become of the slots of a run, to be counted at once.
+#[derive(Default)]
+struct Tally {
+    /// Copies that are stale in a slot of the extent of the slot that was noted last.
+    stale: CopySet,
+    slot: u64,
+    /// How many more slots each copy is stale in.
+    more: [i64; COPIES_MAX],
 }
 
 impl Shared {
     /// All copies.
     fn all(&self) -> CopySet {
-        (1 << self.copies.len()) - 1
+        self.set(Copy::is_there)
     }
 
     /// The copies that are up, and their spaces.
-    fn up_spaces(&self) -> impl Iterator<Item = (&Copy, &AnyBackend)> {
-        self.copies.iter().filter(|copy| copy.is_up()).filter_map(|copy| Some((copy, copy.space.get()?)))
+    fn up_spaces(&self) -> impl Iterator<Item = (&Copy, Opened<'_>)> {
+        self.copies.iter().filter(|copy| copy.is_up()).filter_map(|copy| Some((copy, copy.held()?)))
     }
 
     fn up(&self) -> CopySet {
@@ -244,12 +142,33 @@ impl Shared {
 
     /// Counts what has become of a slot.
     fn count(&self, slot: u64, turned: Turned) {
+        let mut tally = Tally::default();
+        self.note(&mut tally, slot, turned);
+        self.settle(tally);
+    }
+
+    /// Notes what has become of a slot, of several one after the other.
+    fn note(&self, tally: &mut Tally, slot: u64, turned: Turned) {
         if turned.stale | turned.right == 0 {
             return;
         }
-        let is = |set: CopySet, n: usize| set >> n & 1 != 0;
-        self.copies.iter().enumerate().for_each(|(n, copy)| copy.turned(is(turned.stale, n), is(turned.right, n)));
-        self.table.note_stale(slot, turned.stale & self.all());
+        if slot / EXTENT_SLOTS as u64 != tally.slot / EXTENT_SLOTS as u64 {
+            self.table.note_stale(tally.slot, tally.stale & self.all());
+            tally.stale = 0;
+        }
+        tally.slot = slot;
+        tally.stale |= turned.stale;
+        for (n, more) in tally.more.iter_mut().enumerate() {
+            *more += i64::from(turned.stale >> n & 1) - i64::from(turned.right >> n & 1);
+        }
+    }
+
+    /// Counts what was noted. A place without a copy counts too: whoever comes there lacks so much.
+    fn settle(&self, tally: Tally) {
+        self.copies.iter().zip(tally.more).filter(|(_, more)| *more != 0).for_each(|(copy, more)| copy.turned(more));
+        if tally.stale != 0 {
+            self.table.note_stale(tally.slot, tally.stale & self.all());
+        }
     }
 
     fn slot(&self, slot: Slot) -> Option<&SlotCopies> {
@@ -258,7 +177,7 @@ impl Shared {
 
     /// The copy to read `slot` from, of those that were not tried.
     fn choose(&self, slot: &SlotCopies, tried: CopySet) -> Option<usize> {
-        let able = self.set(|copy| copy.space.get().is_some()) & !slot.stale() & !tried;
+        let able = self.set(Copy::is_readable) & !slot.stale() & !tried;
         let up = able & self.up();
         let from = if up != 0 { up } else { able };
         let within = |n: &usize| from >> n & 1 != 0;
@@ -316,9 +235,18 @@ impl Shared {
                 self.count(here.number(), trusted);
                 continue;
             };
-            let count = self.run_on(copy, here, if single { 1 } else { into.len() - at }).max(1);
             let it = &self.copies[copy];
-            match self.fetch(copy, here, &mut into[at..at + count]) {
+            let Some(space) = it.held() else {
+                // It has just gone, and another one has the page.
+                tried |= 1 << copy;
+                continue;
+            };
+            // Looked at once more, as another copy may have come to its place meanwhile.
+            let count = self.run_on(copy, here, if single { 1 } else { into.len() - at });
+            if count == 0 {
+                continue;
+            }
+            match self.fetch(copy, &space, here, &mut into[at..at + count]) {
                 Ok(from) => {
                     self.copies[from].works();
                     self.served(from, here, count);
@@ -346,7 +274,8 @@ impl Shared {
 /// A space that is kept several times.
 pub struct Mirror {
     shared: Arc<Shared>,
-    name: String,
+    /// Replaced where a copy comes or goes; the old one stays, since names are handed out.
+    name: RwLock<&'static str>,
     slots: Option<u64>,
     /// Taken by the thread that keeps the space, and never waited for.
     repair: Mutex<Repair>,
@@ -361,11 +290,15 @@ impl core::fmt::Debug for Mirror {
 
 /// What a copy is like now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen<'m> {
+pub struct Seen {
     /// Its name.
-    pub name: &'m str,
+    pub name: &'static str,
     /// Whether it answers.
     pub up: bool,
+    /// It has come while the program runs, and did not have all pages yet.
+    pub filling: bool,
+    /// It was taken away, and somebody may use it still.
+    pub leaving: bool,
     /// Pages that it does not have yet.
     pub stale: u64,
     /// Reads of it that were late and sent to another copy too …
@@ -382,53 +315,67 @@ impl Mirror {
     pub fn open(specs: &[SwapSpec], partly: bool, open: Open, notice: &mut dyn FnMut(&str)) -> Result<Mirror, OpenError> {
         let name = SwapSpec::Mirror(specs.to_vec()).to_string();
         debug_assert!((2..=COPIES_MAX).contains(&specs.len()));
-        let copies: Box<[Copy]> = specs.iter().map(Copy::new).collect();
+        let copies: [Copy; COPIES_MAX] = core::array::from_fn(|_| Copy::empty());
         let mut why = None;
-        for (n, copy) in copies.iter().enumerate() {
-            match open(n, &copy.spec, notice) {
+        for (n, (copy, spec)) in copies.iter().zip(specs).enumerate() {
+            copy.expect(spec);
+            match open(n, spec, notice) {
                 Ok(space) => {
-                    let _ = copy.space.set(space);
-                    copy.down.store(false, Ordering::Relaxed);
+                    copy.put(space);
+                    copy.rise(0);
                 }
                 Err(error) if partly => why = why.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
-        let spaces = || copies.iter().filter_map(|copy| Some((copy, copy.space.get()?)));
+        let spaces = || copies.iter().filter_map(|copy| Some((copy, copy.opened()?)));
         if let Some(why) = why.filter(|_| spaces().next().is_none()) {
             return Err(why);
         }
-        let slots = spaces().filter_map(|(copy, space)| copy.room(space)).min();
+        let slots = spaces().filter_map(|(copy, space)| Copy::room(&space, copy.is_remote())).min();
         if slots.is_some_and(|slots| slots < EXTENT_SLOTS as u64) {
             let bytes = spaces().filter_map(|(_, space)| space.capacity()).min().unwrap_or(0) * PAGE_SIZE as u64;
             return Err(OpenError::TooSmall { what: name, bytes });
         }
         let table = Table::new(slots).map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
         let hedges = Hedges::new().map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
-        let lacking = Mutex::new(Vec::new());
+        let parts = Mutex::new(Vec::new());
         let is_parents = AtomicBool::new(false);
         let shared =
-            Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), hedges, lacking, is_parents };
+            Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), hedges, parts, is_parents };
         let shared = Arc::new(shared);
         let repair = Repair::new(&shared, partly)
-            .map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name.clone(), why })?;
-        Ok(Mirror { shared, name, slots, repair: Mutex::new(repair), open })
+            .map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name().to_owned(), why })?;
+        Ok(Mirror { shared, name: RwLock::new(name.leak()), slots, repair: Mutex::new(repair), open })
     }
 
-    /// The copies that are open.
-    pub fn copies(&self) -> impl Iterator<Item = &AnyBackend> {
-        self.shared.copies.iter().filter_map(|copy| copy.space.get())
+    /// The copies that are open. None is closed as long as its like is held.
+    pub fn copies(&self) -> impl Iterator<Item = Opened<'_>> {
+        self.shared.copies.iter().filter_map(Copy::opened)
     }
 
     /// What the copies are like now.
-    pub fn seen(&self) -> impl Iterator<Item = Seen<'_>> {
-        self.shared.copies.iter().map(|copy| Seen {
-            name: &copy.name,
+    pub fn seen(&self) -> impl Iterator<Item = Seen> {
+        self.shared.copies.iter().filter(|copy| copy.is_there()).map(|copy| Seen {
+            name: copy.name(),
             up: copy.is_up(),
+            filling: copy.filling.load(Ordering::Relaxed),
+            leaving: copy.is_leaving(),
             stale: copy.behind(),
             hedged: copy.hedged.load(Ordering::Relaxed),
             hedged_won: copy.hedged_won.load(Ordering::Relaxed),
         })
+    }
+
+    /// Its name now.
+    fn name_now(&self) -> &'static str {
+        loop {
+            // Another thread stores a pointer at most.
+            if let Ok(name) = self.name.try_read() {
+                return *name;
+            }
+            core::hint::spin_loop();
+        }
     }
 
     /// In a forked child: the copies are its parent's, which repairs them.
@@ -444,9 +391,17 @@ impl Mirror {
         self.copies().for_each(|copy| copy.forked(shared));
     }
 
+    /// In a forked child: closes the files of copies that the parent was about to close.
+    pub(crate) fn close_shut(&self) {
+        for space in self.shared.copies.iter().filter(|copy| copy.is_leaving()).filter_map(Copy::opened) {
+            (0..space.spaces()).for_each(|n| space.shut_space(n));
+            space.close_shut();
+        }
+    }
+
     /// The descriptors of all copies.
     pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.copies().flat_map(AnyBackend::fds)
+        self.copies().flat_map(|copy| copy.fds().collect::<Vec<_>>())
     }
 }
 
@@ -472,23 +427,30 @@ impl Reads for Mirror {
         let copy = self.shared.slot(first).and_then(|slot| self.shared.choose(slot, 0));
         // What a read takes shows where a thread waits for it: the first one does.
         let is_known = |copy: &usize| self.shared.copies[*copy].read_ns.load(Ordering::Relaxed) > 0;
+        let held = copy.filter(is_known).and_then(|copy| Some((copy, self.shared.copies[copy].held()?)));
         // A read of a server is waited for in any case, and may be hedged.
-        let is_server = |copy: &usize| matches!(self.shared.copies[*copy].space.get(), Some(AnyBackend::Nbd(_)));
-        let copy = copy.filter(|copy| is_known(copy) && !is_server(copy));
-        let copy = copy.filter(|&copy| self.shared.run_on(copy, first, into.len()) == into.len());
-        let Some(copy) = copy else { return ReadBegun::Over(self.read_run(first, into)) };
+        let held = held.filter(|(copy, space)| {
+            !matches!(**space, AnyBackend::Nbd(_)) && self.shared.run_on(*copy, first, into.len()) == into.len()
+        });
+        let Some((copy, space)) = held else { return ReadBegun::Over(self.read_run(first, into)) };
         self.shared.served(copy, first, into.len());
-        let Some(space) = self.shared.copies[copy].space.get() else { return ReadBegun::Over(Err(IoError::Short)) };
+        // Whoever reads by its descriptor holds nothing, so the copy is not closed before all such reads have ended.
+        self.shared.copies[copy].lend();
         match space.begin_read(first, into) {
-            ReadBegun::Over(read) => ReadBegun::Over(self.ended(copy, first, into, read)),
+            ReadBegun::Over(read) => {
+                drop(space);
+                ReadBegun::Over(self.ended(copy, first, into, read))
+            }
             begun => begun,
         }
     }
 
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         let Some(copy) = self.shared.slot(first).and_then(SlotCopies::server) else { return Err(IoError::Short) };
-        let Some(space) = self.shared.copies[copy].space.get() else { return Err(IoError::Short) };
+        // It may have been taken away meanwhile, and is open until this read has ended.
+        let Some(space) = self.shared.copies[copy].opened() else { return Err(IoError::Short) };
         let read = space.finish_read(first, into, read);
+        drop(space);
         self.ended(copy, first, into, read)
     }
 
@@ -524,7 +486,7 @@ impl Spaces for Mirror {
     }
 
     fn name(&self) -> &str {
-        &self.name
+        self.name_now()
     }
 
     fn spaces(&self) -> usize {
@@ -536,15 +498,24 @@ impl Spaces for Mirror {
     }
 
     fn name_of(&self, _slot: Slot) -> &str {
-        &self.name
+        self.name_now()
     }
 
     /// By each copy that is up. What one that is down keeps is overwritten when its slots are used again.
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        let (mut tally, mut forgotten) = (Tally::default(), Ok(()));
         for n in 0..u64::from(count) {
             let Some(slot) = self.shared.slot(first.plus(n)) else { break };
-            self.shared.count(first.number() + n, slot.forget().ok_or(LATER)?);
+            match slot.forget() {
+                Some(turned) => self.shared.note(&mut tally, first.number() + n, turned),
+                None => {
+                    forgotten = Err(LATER);
+                    break;
+                }
+            }
         }
+        self.shared.settle(tally);
+        forgotten?;
         let mut all = Err(CANNOT);
         for (copy, space) in self.shared.up_spaces() {
             match space.give_back(first, count) {
@@ -567,21 +538,25 @@ impl Spaces for Mirror {
             }
             repair.turn(&self.shared, !is_parents)
         });
+        self.look_at_filled();
         Some(others.map_or(own, |others| others.min(own)))
     }
 
     fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {
-        for copy in &self.shared.copies {
+        for copy in self.shared.copies.iter().filter(|copy| copy.is_there() && !copy.is_leaving()) {
             let (down, stale) = (!copy.is_up(), copy.behind());
             if copy.replaced.swap(false, Ordering::Relaxed) {
-                tell(&copy.name, CopyChange::Replaced(stale));
+                tell(copy.name(), CopyChange::Replaced(stale));
             }
             if copy.told_down.swap(down, Ordering::Relaxed) != down {
-                tell(&copy.name, if down { CopyChange::Lost } else { CopyChange::Back(stale) });
+                tell(copy.name(), if down { CopyChange::Lost } else { CopyChange::Back(stale) });
+            }
+            if copy.filling.load(Ordering::Relaxed) {
+                continue;
             }
             let whole = !down && stale == 0;
             if copy.told_whole.swap(whole, Ordering::Relaxed) != whole && whole {
-                tell(&copy.name, CopyChange::Whole);
+                tell(copy.name(), CopyChange::Whole);
             }
         }
     }

@@ -3,14 +3,14 @@
 //! The pages of a write belong to the copies' queues until all of them have ended: a copy that does not answer is waited for by its own queue, for
 //! a second or so ([`super`]), and writes that begin later pass it by.
 
-use super::{Copy, Shared};
+use super::{Shared, Tally, locked};
 use crate::any::{AnyBackend, AnyQueue};
 use core::sync::atomic::Ordering;
 use farshore_core::copies::{COPIES_MAX, CopySet};
 use farshore_core::seams::{Backend, FaultsSeen, FreeSlots, IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How long one copy is waited for before the others are looked at, in ns.
 const SLICE_NS: u64 = 1_000_000;
@@ -32,19 +32,55 @@ struct Op {
 
 const NONE: Op = Op { first: 0, count: 0, tag: 0, left: 0, right: 0, lives: [0; COPIES_MAX], why: IoError::Short };
 
-/// What a queue is given when a copy is opened that was not there before: whoever opens it allocates, and the evictor takes.
+/// A queue's part for each copy. The queue's thread uses it, and the one who keeps the space: that one gives a part before anybody writes to the copy, and takes it
+/// back when nobody begins to any more. So neither waits for the other, and a part that is not to be had now is left alone.
 #[derive(Debug)]
-pub(super) struct Lacking {
+pub(super) struct Parts {
     depth: u32,
     queues: [Mutex<Option<AnyQueue>>; COPIES_MAX],
 }
 
-impl Lacking {
-    /// Makes the queue of a copy.
+impl Parts {
+    /// The part for a copy, if it is there and nobody else has it.
+    fn part(&self, copy: usize) -> Option<Part<'_>> {
+        let held = self.queues[copy].try_lock().ok()?;
+        held.is_some().then_some(Part(held))
+    }
+
+    /// Whether there is a part for a copy.
+    pub(super) fn has(&self, copy: usize) -> bool {
+        locked(&self.queues[copy]).is_some()
+    }
+
+    /// Makes the part for a copy.
     pub(super) fn give(&self, copy: usize, space: &AnyBackend) -> Result<(), IoError> {
         let queue = space.queue(self.depth)?;
-        *self.queues[copy].lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+        *locked(&self.queues[copy]) = Some(queue);
         Ok(())
+    }
+
+    /// Takes the part for a copy back, if nothing is in flight there. Whether there is none now: it stays so.
+    pub(super) fn take_back(&self, copy: usize) -> bool {
+        let Ok(mut held) = self.queues[copy].try_lock() else { return false };
+        if held.as_ref().is_some_and(|queue| queue.in_flight() > 0) {
+            return false;
+        }
+        let part = held.take();
+        drop(held);
+        drop(part);
+        true
+    }
+}
+
+/// A part that this thread has.
+struct Part<'p>(MutexGuard<'p, Option<AnyQueue>>);
+
+impl Part<'_> {
+    fn queue(&mut self) -> &mut AnyQueue {
+        match self.0.as_mut() {
+            Some(queue) => queue,
+            None => unreachable!("a part went while it was held"),
+        }
     }
 }
 
@@ -52,8 +88,9 @@ impl Lacking {
 #[derive(Debug)]
 pub struct MirrorQueue {
     shared: Arc<Shared>,
-    queues: Box<[Option<AnyQueue>]>,
-    lacking: Option<Arc<Lacking>>,
+    parts: Arc<Parts>,
+    /// Writes in flight at each copy.
+    flying: [u32; COPIES_MAX],
     ops: Box<[Op]>,
     /// Ops without a write.
     free: Vec<u32>,
@@ -61,20 +98,29 @@ pub struct MirrorQueue {
     over: Vec<u32>,
 }
 
+impl Drop for MirrorQueue {
+    fn drop(&mut self) {
+        locked(&self.shared.parts).retain(|parts| !Arc::ptr_eq(parts, &self.parts));
+        // Each waits for its writes.
+        self.parts.queues.iter().for_each(|queue| drop(locked(queue).take()));
+    }
+}
+
 impl MirrorQueue {
     pub(super) fn new(shared: &Arc<Shared>, depth: u32) -> Result<MirrorQueue, IoError> {
         let depth = depth.max(1);
-        // No copy is opened meanwhile.
-        let mut all = shared.lacking.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = |copy: &Copy| copy.space.get().map(|space| space.queue(depth)).transpose();
-        let queues: Box<[_]> = shared.copies.iter().map(queue).collect::<Result<_, _>>()?;
-        let lacking = queues.iter().any(Option::is_none).then(|| Arc::new(Lacking { depth, queues: Default::default() }));
-        all.extend(lacking.clone());
+        // No copy is opened or closed meanwhile.
+        let mut all = locked(&shared.parts);
+        let parts = Arc::new(Parts { depth, queues: Default::default() });
+        for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| !copy.is_leaving()) {
+            copy.opened().map_or(Ok(()), |space| parts.give(n, &space))?;
+        }
+        all.push(Arc::clone(&parts));
         drop(all);
         Ok(MirrorQueue {
             shared: Arc::clone(shared),
-            queues,
-            lacking,
+            parts,
+            flying: [0; COPIES_MAX],
             ops: vec![NONE; depth as usize].into(),
             free: (0..depth).rev().collect(),
             over: Vec::with_capacity(depth as usize),
@@ -84,12 +130,14 @@ impl MirrorQueue {
     /// A write has ended, whatever came of it.
     fn finish(shared: &Shared, op: &Op) -> Result<(), IoError> {
         let mut right = op.right;
+        let mut tally = Tally::default();
         for n in 0..u64::from(op.count) {
             if let Some(slot) = shared.table.slot(op.first + n) {
-                shared.count(op.first + n, slot.end_write(right));
+                shared.note(&mut tally, op.first + n, slot.end_write(right));
             }
         }
-        // A copy that has lost what it had meanwhile: whoever found out has marked all slots, before we did or after. Its life was counted first.
+        shared.settle(tally);
+        // A copy that has lost what it had meanwhile, or was taken away: whoever found out has marked all slots, before we did or after. Its life was counted first.
         for (n, copy) in shared.copies.iter().enumerate() {
             if right >> n & 1 == 0 || copy.life.load(Ordering::SeqCst) == op.lives[n] {
                 continue;
@@ -106,12 +154,17 @@ impl MirrorQueue {
 
     /// Takes what has ended at copy `n`, after waiting at most `ns` for the first. Whether a write has ended everywhere.
     fn take(&mut self, n: usize, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> bool {
-        let MirrorQueue { shared, queues, ops, free, .. } = self;
+        if self.flying[n] == 0 {
+            return false;
+        }
+        let MirrorQueue { shared, parts, flying, ops, free, .. } = self;
         let (copy, mut delivered) = (&shared.copies[n], false);
-        let Some(queue) = &mut queues[n] else { return false };
+        let Some(mut part) = parts.part(n) else { return false };
+        let queue = part.queue();
         let mut ended = |index: u64, result: Result<(), IoError>| {
             let op = &mut ops[index as usize];
             op.left -= 1;
+            flying[n] -= 1;
             match result {
                 Ok(()) => {
                     copy.works();
@@ -149,17 +202,14 @@ impl MirrorQueue {
     fn reap_for(&mut self, mut ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         loop {
             let mut delivered = self.take_over(done);
-            for n in 0..self.queues.len() {
+            for n in 0..COPIES_MAX {
                 delivered |= self.take(n, 0, done);
             }
             if delivered || ns == 0 || self.in_flight() == 0 {
                 return;
             }
             // The one that has most to do: a write ends with its last copy.
-            let Some(slowest) = (0..self.queues.len()).max_by_key(|&n| self.queues[n].as_ref().map_or(0, AnyQueue::in_flight))
-            else {
-                return;
-            };
+            let Some(slowest) = (0..COPIES_MAX).max_by_key(|&n| self.flying[n]) else { return };
             let slice = ns.min(SLICE_NS);
             ns -= if ns == u64::MAX { 0 } else { slice };
             if self.take(slowest, slice, done) {
@@ -181,23 +231,19 @@ impl WriteQueue for MirrorQueue {
         slots.last().into_iter().for_each(|last| shared.table.note_use(last));
         // After the slots: whoever repairs has noted the copy before.
         let skip = if spoiled { 1 << shared.repairing.load(Ordering::Acquire) } else { 0 };
-        let able = shared.set(|copy| !copy.stuck.load(Ordering::Acquire)) & !skip;
+        // The lives before the states: who takes a copy away does it the other way round. So a write that begins there all the same has the old life, and does not count.
+        let lives = core::array::from_fn(|n| shared.copies[n].life.load(Ordering::SeqCst));
+        let able = shared.set(|copy| copy.takes_writes() && !copy.stuck.load(Ordering::Acquire)) & !skip;
         // Where none is up, they are tried all the same.
         let to = if able & shared.up() != 0 { able & shared.up() } else { able };
-        let lives = core::array::from_fn(|n| shared.copies.get(n).map_or(0, |copy| copy.life.load(Ordering::SeqCst)));
         let why = IoError::Device(Errno::BUSY.raw_os_error());
         self.ops[index as usize] = Op { first: first.number(), count, tag, left: 0, right: 0, lives, why };
-        for (n, queue) in self.queues.iter_mut().enumerate().filter(|(n, _)| to >> n & 1 != 0) {
-            if queue.is_none()
-                && let Some(lacking) = &self.lacking
-                && let Ok(mut given) = lacking.queues[n].try_lock()
-            {
-                *queue = given.take();
-            }
-            let Some(queue) = queue else { continue };
+        for n in (0..COPIES_MAX).filter(|n| to >> n & 1 != 0) {
+            let Some(mut part) = self.parts.part(n) else { continue };
             // SAFETY: the caller keeps the pages as they are until this write's completion, which comes after that of each copy.
-            if unsafe { queue.start_write(first, pages, count, u64::from(index)) }.is_ok() {
+            if unsafe { part.queue().start_write(first, pages, count, u64::from(index)) }.is_ok() {
                 self.ops[index as usize].left += 1;
+                self.flying[n] += 1;
             }
         }
         if self.ops[index as usize].left == 0 {
@@ -219,6 +265,6 @@ impl WriteQueue for MirrorQueue {
     }
 
     fn tend(&mut self, free: &dyn FreeSlots, faults: &FaultsSeen) {
-        self.queues.iter_mut().flatten().for_each(|queue| queue.tend(free, faults));
+        (0..COPIES_MAX).filter_map(|n| self.parts.part(n)).for_each(|mut part| part.queue().tend(free, faults));
     }
 }

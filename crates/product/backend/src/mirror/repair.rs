@@ -3,7 +3,9 @@
 //! All of this is done by the one thread that keeps the space ([`Spaces::keep`](farshore_core::seams::Spaces::keep)), a little at a time, since nobody can fork
 //! meanwhile.
 
-use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared};
+use super::exchange::NoExchange;
+use super::place::{AWAY, Copy};
+use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared, locked};
 use crate::any::{AnyBackend, AnyQueue};
 use crate::sleep;
 use core::sync::atomic::Ordering;
@@ -13,7 +15,6 @@ use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue}
 use farshore_core::word::Slot;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::sync::PoisonError;
 
 /// Pages that are copied at a time.
 const PAGES: usize = 64;
@@ -89,8 +90,8 @@ impl Repair {
         };
         let mut failed = None;
         for (n, copy) in shared.copies.iter().enumerate() {
-            let Some(space) = copy.space.get() else { continue };
-            if let Err(why) = repair.begin(shared, n, space) {
+            let Some(space) = copy.opened() else { continue };
+            if let Err(why) = repair.begin(shared, n, &space, copy.is_remote()) {
                 if !partly {
                     return Err((n, why));
                 }
@@ -101,9 +102,9 @@ impl Repair {
         }
         // Another copy may be the same server by another name, and have put its own stamp there.
         for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| copy.is_up()) {
-            let Some(space) = copy.space.get() else { continue };
-            let place = Repair::stamp_of(shared, n, space);
-            if place.is_some_and(|place| repair.look(n, space, place) == Stamp::Wrong) {
+            let Some(space) = copy.opened() else { continue };
+            let place = Repair::stamp_of(&space, copy.is_remote());
+            if place.is_some_and(|place| repair.look(n, &space, place) == Stamp::Wrong) {
                 return Err((n, IoError::Device(Errno::NOTUNIQ.raw_os_error())));
             }
         }
@@ -111,43 +112,110 @@ impl Repair {
     }
 
     /// The first use of a copy.
-    fn begin(&mut self, shared: &Shared, copy: usize, space: &AnyBackend) -> Result<(), IoError> {
+    fn begin(&mut self, shared: &Shared, copy: usize, space: &AnyBackend, remote: bool) -> Result<(), IoError> {
         self.queues[copy] = Some(space.queue(1)?);
-        match Repair::stamp_of(shared, copy, space) {
+        match Repair::stamp_of(space, remote) {
             Some(place) => self.put_stamp(shared, copy, place),
             None => Ok(()),
         }
     }
 
+    /// The first use of a copy that comes to a place beside others. It may be one of them by another name: then its stamp has overwritten theirs, which is put back at
+    /// once.
+    ///
+    /// # Errors
+    /// It cannot be used, or is one of the others.
+    pub(super) fn begin_beside(
+        &mut self,
+        shared: &Shared,
+        place: usize,
+        space: &AnyBackend,
+        remote: bool,
+    ) -> Result<(), NoExchange> {
+        self.begin(shared, place, space, remote).map_err(NoExchange::Use)?;
+        let others = shared.copies.iter().enumerate().filter(|(n, copy)| *n != place && copy.is_remote() && copy.is_up());
+        let mut same = None;
+        for (n, copy) in others {
+            let Some(there) = copy.opened() else { continue };
+            let Some(stamp) = Repair::stamp_of(&there, true) else { continue };
+            // One that lost its stamp before is found out about by the next look.
+            if self.look(n, &there, stamp) == Stamp::Wrong && self.found.0[0] == place as u8 && self.found.0[1..] == self.stamp.0[1..] {
+                // If that fails, the next look finds it wrong, and all is copied there again.
+                let _ = self.put_stamp(shared, n, stamp);
+                same = Some(copy.name());
+            }
+        }
+        same.map_or(Ok(()), |name| Err(NoExchange::Same(name)))
+    }
+
+    /// A copy that is open is used from now on: by each queue, and by readers.
+    ///
+    /// # Errors
+    /// A queue has no part for it. None has then.
+    pub(super) fn install(&mut self, shared: &Shared, copy: usize, space: AnyBackend) -> Result<(), IoError> {
+        // No queue is made meanwhile: it would lack the copy, and not be known.
+        let all = locked(&shared.parts);
+        if let Err(why) = all.iter().try_for_each(|parts| parts.give(copy, &space)) {
+            all.iter().for_each(|parts| {
+                parts.take_back(copy);
+            });
+            return Err(why);
+        }
+        shared.copies[copy].put(space);
+        drop(all);
+        shared.copies[copy].rise(sleep::now_ns());
+        Ok(())
+    }
+
+    /// A copy that was taken away is used again: queues that were made meanwhile, or have given their part back, get one.
+    ///
+    /// # Errors
+    /// A queue cannot have one.
+    pub(super) fn supply(&self, shared: &Shared, copy: usize) -> Result<(), IoError> {
+        let all = locked(&shared.parts);
+        let Some(space) = shared.copies[copy].opened() else { return Ok(()) };
+        all.iter().filter(|parts| !parts.has(copy)).try_for_each(|parts| parts.give(copy, &space))
+    }
+
+    /// Whether nothing of ours is in flight at a copy.
+    pub(super) fn is_at_rest(&mut self, copy: usize) -> bool {
+        self.queues[copy].as_mut().is_none_or(|queue| {
+            queue.reap(false, &mut |_, _| {});
+            queue.in_flight() == 0
+        })
+    }
+
+    /// A copy has gone, or has not come: nothing is known of its place.
+    pub(super) fn forget(&mut self, copy: usize) {
+        self.queues[copy] = None;
+        (self.next[copy], self.lost[copy], self.wrong[copy], self.not_before_ns[copy]) = (0, false, 0, 0);
+    }
+
     /// Opens a copy that was away until now, if it is there.
     pub(super) fn open_more(&mut self, shared: &Shared, slots: Option<u64>, open: &Open) {
-        for (n, copy) in shared.copies.iter().enumerate() {
+        for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| copy.state() == AWAY) {
             let now = sleep::now_ns();
-            if copy.space.get().is_some() || now < copy.due_ns.load(Ordering::Relaxed) {
+            if now < copy.due_ns.load(Ordering::Relaxed) {
                 continue;
             }
             // Whatever comes of it.
             copy.wait(now, 2 * copy.pause_ns.load(Ordering::Relaxed));
-            let Ok(space) = open(n, &copy.spec, &mut |_| {}) else { continue };
+            let Some(Ok(space)) = copy.spec().map(|spec| open(n, &spec, &mut |_| {})) else { continue };
             // It must have each slot that the others have. (Its stamp would lie among them.)
-            if copy.room(&space).is_some_and(|room| slots.is_none_or(|slots| room < slots)) {
+            if Copy::room(&space, copy.is_remote()).is_some_and(|room| slots.is_none_or(|slots| room < slots)) {
                 continue;
             }
-            if self.begin(shared, n, &space).is_err() {
+            if self.begin(shared, n, &space, copy.is_remote()).is_err() {
                 self.queues[n] = None;
                 continue;
             }
-            // No queue is made meanwhile: it would lack the copy, and not be known.
-            let all = shared.lacking.lock().unwrap_or_else(PoisonError::into_inner);
-            if all.iter().all(|queue| queue.give(n, &space).is_ok()) && copy.space.set(space).is_ok() {
-                copy.rise(sleep::now_ns());
-            }
+            let _ = self.install(shared, n, space);
         }
     }
 
     /// Where the stamp of a copy lies, if it has one: the last of its slots.
-    fn stamp_of(shared: &Shared, copy: usize, space: &AnyBackend) -> Option<Slot> {
-        space.capacity().filter(|_| shared.copies[copy].remote).and_then(|slots| Slot::new(slots - 1))
+    fn stamp_of(space: &AnyBackend, remote: bool) -> Option<Slot> {
+        space.capacity().filter(|_| remote).and_then(|slots| Slot::new(slots - 1))
     }
 
     /// Puts the stamp on a copy.
@@ -205,8 +273,12 @@ impl Repair {
             let due = it.due_ns.load(Ordering::Relaxed);
             if now < due {
                 again = again.min(due - now);
-            } else if it.space.get().is_some() && (!it.is_up() || it.remote) {
+            } else if it.is_readable() && (!it.is_up() || it.is_remote()) {
                 self.ask(shared, copy, repairs);
+            }
+            // Of one that did not come because its first write did not end in time.
+            if !it.is_there() && self.queues[copy].is_some() && self.is_at_rest(copy) {
+                self.forget(copy);
             }
         }
         // A stamp may be on its way still.
@@ -220,7 +292,7 @@ impl Repair {
             }
             match self.copy_some(shared, copy) {
                 Ok(true) => again = again.min(REST_NS),
-                Ok(false) => {}
+                Ok(false) => self.look_at_all(shared, copy),
                 Err(why) => {
                     shared.copies[copy].failed(why);
                     self.not_before_ns[copy] = sleep::now_ns() + REFUSED_NS;
@@ -231,6 +303,16 @@ impl Repair {
             }
         }
         again
+    }
+
+    /// There are pages that the copy does not have, and no extent was said to have one: a writer that had begun before the copy came has not said so. All are looked at
+    /// once more, now and then.
+    fn look_at_all(&mut self, shared: &Shared, copy: usize) {
+        let is_known = (0..shared.table.used()).any(|extent| shared.table.may_be_stale(extent, copy));
+        if !is_known && shared.copies[copy].behind() > 0 {
+            shared.table.note_all(copy);
+            self.not_before_ns[copy] = sleep::now_ns() + REFUSED_NS;
+        }
     }
 
     /// Whether our pages are those of a write that is waited for no more.
@@ -255,9 +337,9 @@ impl Repair {
     fn ask(&mut self, shared: &Shared, copy: usize, repairs: bool) {
         let it = &shared.copies[copy];
         it.due_ns.store(sleep::now_ns() + LOOK_NS, Ordering::Relaxed);
-        let Some(space) = it.space.get() else { return };
-        let place = Repair::stamp_of(shared, copy, space);
-        match place.map_or(Stamp::Right, |place| self.look(copy, space, place)) {
+        let Some(space) = it.opened() else { return };
+        let place = Repair::stamp_of(&space, it.is_remote());
+        match place.map_or(Stamp::Right, |place| self.look(copy, &space, place)) {
             Stamp::Right => (self.lost[copy], self.wrong[copy]) = (false, 0),
             Stamp::Wrong => {
                 // The stamp first. Were it put after the life is counted, the copy could be emptied once more before it is put, and have a right stamp and not what was
@@ -266,7 +348,7 @@ impl Repair {
                 if repairs || !self.lost[copy] {
                     // The life first: a write that began before does not count (`MirrorQueue::finish`).
                     it.life.fetch_add(1, Ordering::SeqCst);
-                    self.lose(shared, copy);
+                    shared.lose(copy);
                 }
                 if !std::mem::replace(&mut self.lost[copy], true) {
                     it.replaced.store(true, Ordering::Relaxed);
@@ -289,15 +371,6 @@ impl Repair {
             }
         }
         it.rise(sleep::now_ns());
-    }
-
-    /// The copy has lost what it had.
-    fn lose(&mut self, shared: &Shared, copy: usize) {
-        for slot in 0..shared.table.used() * EXTENT_SLOTS as u64 {
-            if let Some(it) = shared.table.slot(slot) {
-                shared.count(slot, it.lose(1 << copy));
-            }
-        }
     }
 
     /// Copies some of the pages that a copy does not have. Whether there were any.
@@ -378,7 +451,7 @@ impl Repair {
         }
         let (Some(first), true) = (Slot::new(slot), count > 0) else { return Ok(Copied::Run(0)) };
         let from = have.trailing_zeros() as usize;
-        let source = shared.copies[from].space.get().ok_or(IoError::Short);
+        let source = shared.copies[from].held().ok_or(IoError::Short);
         let read = source.and_then(|source| source.read_run(first, &mut self.pages[..count]));
         match read {
             // The page, not the copy, where the others of a run can be read.
@@ -390,7 +463,7 @@ impl Repair {
         for n in 0..count as u64 {
             let it = shared.table.slot(slot + n);
             if it.is_some_and(|it| it.end_copy(copy, done)) {
-                shared.copies[copy].turned(false, true);
+                shared.copies[copy].turned(-1);
             }
         }
         match written {

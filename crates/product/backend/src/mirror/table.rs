@@ -62,6 +62,13 @@ impl Table {
         }
     }
 
+    /// This copy may be stale in each extent that has pages.
+    pub(super) fn note_all(&self, copy: usize) {
+        (0..self.used()).for_each(|extent| {
+            self.extent(extent).fetch_or(1 << copy, Ordering::AcqRel);
+        });
+    }
+
     /// Whether this copy may be stale in a slot of the extent.
     pub(super) fn may_be_stale(&self, extent: u64, copy: usize) -> bool {
         self.extent(extent).load(Ordering::Acquire) >> copy & 1 != 0

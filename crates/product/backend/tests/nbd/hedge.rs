@@ -3,6 +3,7 @@
 use super::server::{Deed, READ, Server, WRITE};
 use super::{MIB, mirrored, page, put, slot, until};
 use farshore_backend::AnyBackend;
+use farshore_backend::mirror::Opened;
 use farshore_core::seams::{PageBuf, ReadBegun, Reads, Spaces};
 use farshore_random::Rng;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
@@ -75,7 +76,7 @@ impl Pair {
         self.servers.iter().position(|server| server.held() > 0).expect("one of them does")
     }
 
-    fn copy(&self, number: usize) -> &AnyBackend {
+    fn copy(&self, number: usize) -> Opened<'_> {
         self.space.mirror().unwrap().copies().nth(number).unwrap()
     }
 }
@@ -115,7 +116,7 @@ fn a_late_answer_comes_nowhere() {
             pair.servers[holder].let_go();
             // What comes first on that line is the late answer.
             for _ in 0..3 {
-                super::has(pair.copy(holder), 10, version, pages as u64);
+                super::has(&pair.copy(holder), 10, version, pages as u64);
             }
             assert!(is_filled(&buffer), "{deed:?} of {pages}: the late answer has come into it");
             pair.has(10, version, pages as u64);

@@ -4,6 +4,7 @@ mod hedge;
 mod server;
 
 use farshore_backend::AnyBackend;
+use farshore_backend::mirror::exchange::{Leaving, NoExchange};
 use farshore_backend::nbd::{NbdQueue, NbdSpace, Waits, set_patience};
 use farshore_config::{NbdExport, SwapSpec};
 use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
@@ -651,4 +652,34 @@ fn a_page_that_was_doubted_is_still_there_when_the_other_copy_is_gone() {
     kept.away.store(true, SeqCst);
     kept.cut_all();
     has(&space, 7, 1, 1);
+}
+
+/// What comes is there by another name: its stamp is put back, and the copy keeps what it has.
+#[test]
+fn a_server_that_is_one_of_the_copies_is_not_another_one() {
+    let (one, other, third) = (Server::new(64 * MIB), Server::new(64 * MIB), Server::new(64 * MIB));
+    let space = mirrored(&[&one, &other]);
+    let mirror = space.mirror().unwrap();
+    put(&space, 7, 1, 50);
+    let again = SwapSpec::Mirror(vec![other.uri().replace("nbd+unix:///", "nbd+unix:///other").parse().unwrap()]);
+    let again = &again.copies()[0];
+    let why = mirror.add(again, &mut |_| {}).unwrap_err();
+    assert!(matches!(why, NoExchange::Same(_)) && why.to_string().contains(&other.uri()), "{why}");
+    for _ in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        let _ = space.keep();
+    }
+    assert_eq!(mirror.seen().map(|copy| (copy.up, copy.stale)).collect::<Vec<_>>(), [(true, 0), (true, 0)]);
+    // Another one comes, and the first goes for good.
+    let comes: SwapSpec = third.uri().parse().unwrap();
+    mirror.add(&comes, &mut |_| {}).unwrap();
+    keep_until(&space, "it has all", |up, stale| up && stale == 0);
+    let first: SwapSpec = one.uri().parse().unwrap();
+    mirror.remove(&first).unwrap();
+    until("it is closed", || mirror.leave(&first, true) == Leaving::Closed);
+    for gone in [&one, &other] {
+        gone.away.store(true, SeqCst);
+        gone.cut_all();
+    }
+    has(&space, 7, 1, 50);
 }

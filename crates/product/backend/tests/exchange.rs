@@ -1,0 +1,357 @@
+//! Copies of a space that come and go while it is used.
+
+mod common;
+
+use common::{Dir, check, page, pages, slot, write};
+use farshore_backend::AnyBackend;
+use farshore_backend::faulty::{FaultConfig, Kind};
+use farshore_backend::mirror::Mirror;
+use farshore_backend::mirror::exchange::{Leaving, NoExchange};
+use farshore_backend::ram::RamSpace;
+use farshore_config::{Size, SwapSpec};
+use farshore_core::seams::{Backend, PageBuf, ReadBegun, Reads, Spaces};
+use farshore_random::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+fn spec(name: &str) -> SwapSpec {
+    SwapSpec::Dir(format!("/{name}").into())
+}
+
+/// RAM with a switch for faults: 32 MiB, or as many as the name has digits.
+fn ram(spec: &SwapSpec) -> AnyBackend {
+    let digits: String = spec.to_string().chars().filter(char::is_ascii_digit).collect();
+    let size = Size::mib(digits.parse().unwrap_or(32));
+    let ram = AnyBackend::Ram(RamSpace::open(Some(size), None).unwrap());
+    ram.with_faults(&FaultConfig { delay_time: "300ms".parse().unwrap(), ..FaultConfig::default() })
+}
+
+fn mirror(names: &[&str]) -> Mirror {
+    let specs: Vec<_> = names.iter().map(|name| spec(name)).collect();
+    Mirror::open(&specs, false, Box::new(|_, spec, _| Ok(ram(spec))), &mut |_| {}).unwrap()
+}
+
+/// The place of a copy among those that are seen.
+fn at(mirror: &Mirror, name: &str) -> usize {
+    mirror.seen().position(|copy| copy.name == spec(name).to_string()).unwrap()
+}
+
+fn set(mirror: &Mirror, name: &str, kind: Kind, rate: f64) {
+    mirror.copies().nth(at(mirror, name)).unwrap().faults().unwrap().set_rate(kind, rate);
+}
+
+fn names(mirror: &Mirror) -> Vec<String> {
+    mirror.specs().iter().map(|spec| spec.to_string()[5..].to_owned()).collect()
+}
+
+fn keep_until(mirror: &Mirror, what: &str, is_so: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed().as_secs() < 60, "it never comes: {what}; {:?}", mirror.seen().collect::<Vec<_>>());
+        let again = mirror.keep().expect("it wants to be called again");
+        std::thread::sleep(Duration::from_nanos(again.min(20_000_000)));
+    }
+}
+
+fn add(mirror: &Mirror, name: &str) -> Result<(), NoExchange> {
+    mirror.add(&spec(name), &mut |_| {})
+}
+
+fn fill(mirror: &Mirror, name: &str) {
+    add(mirror, name).unwrap();
+    keep_until(mirror, "it is filled", || mirror.filled_percent(&spec(name)) == Some(100));
+}
+
+/// Takes a copy away, and waits until it is closed.
+fn take(mirror: &Mirror, name: &str) {
+    mirror.remove(&spec(name)).unwrap();
+    let since = Instant::now();
+    while mirror.leave(&spec(name), true) != Leaving::Closed {
+        assert!(since.elapsed().as_secs() < 60, "{name} is not closed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_copy_comes_and_the_first_ones_go() {
+    let mirror = mirror(&["a", "b"]);
+    let mut queue = mirror.queue(4).unwrap();
+    let all = pages(7, 300, 1);
+    write::<Mirror>(&mut queue, 7, &all).unwrap();
+    write::<Mirror>(&mut queue, 2000, &all[..40]).unwrap();
+    add(&mirror, "c").unwrap();
+    assert_eq!((names(&mirror).as_slice(), mirror.filled_percent(&spec("c"))), (["a", "b", "c"].map(String::from).as_slice(), Some(0)));
+    assert_eq!(mirror.seen().map(|copy| (copy.up, copy.filling, copy.stale)).collect::<Vec<_>>(), [
+        (true, false, 0),
+        (true, false, 0),
+        (true, true, 340)
+    ]);
+    // What is written from now on goes there too.
+    let late = pages(100, 20, 2);
+    write::<Mirror>(&mut queue, 100, &late).unwrap();
+    assert_eq!(mirror.seen().last().unwrap().stale, 320);
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/c", 320)));
+    keep_until(&mirror, "it is filled", || mirror.filled_percent(&spec("c")) == Some(100));
+    assert!(mirror.seen().all(|copy| !copy.filling && copy.stale == 0));
+    take(&mirror, "a");
+    fill(&mirror, "d");
+    take(&mirror, "b");
+    assert_eq!((mirror.name(), names(&mirror).len(), mirror.seen().count()), ("mirror:(dir:/d,dir:/c)", 2, 2));
+    for copy in mirror.copies() {
+        check(&*copy, 7, &all[..93]);
+        check(&*copy, 100, &late);
+        check(&*copy, 120, &all[113..]);
+        check(&*copy, 2000, &all[..40]);
+    }
+    // Each of the two is enough.
+    for name in ["c", "d"] {
+        set(&mirror, name, Kind::ReadError, 1.0);
+        check(&mirror, 100, &late);
+        check(&mirror, 2000, &all[..40]);
+        set(&mirror, name, Kind::ReadError, 0.0);
+    }
+}
+
+#[test]
+fn what_cannot_come_or_go_is_refused() {
+    let mirror = mirror(&["a", "b"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Two));
+    assert_eq!(mirror.remove(&spec("x")), Err(NoExchange::NoCopy("dir:/a, dir:/b".into())));
+    assert_eq!(add(&mirror, "a"), Err(NoExchange::There));
+    assert_eq!(add(&mirror, "c16"), Err(NoExchange::Small { bytes: 16 << 20, needed: Some(32 << 20) }));
+    assert_eq!(mirror.add(&"ram:lz4".parse().unwrap(), &mut |_| {}), Err(NoExchange::Pool));
+    assert_eq!(names(&mirror).len(), 2);
+    add(&mirror, "c64").unwrap();
+    assert_eq!(add(&mirror, "d"), Err(NoExchange::Three));
+    assert_eq!(add(&mirror, "c64"), Err(NoExchange::There));
+    assert_eq!(mirror.remove(&spec("b")), Err(NoExchange::Lacks("dir:/c64", 40)));
+    // The one that is filled may go; the rest is as it was.
+    take(&mirror, "c64");
+    assert_eq!(names(&mirror), ["a", "b"]);
+    fill(&mirror, "c64");
+    set(&mirror, "b", Kind::WriteError, 1.0);
+    (0..4).for_each(|n| write::<Mirror>(&mut queue, 600 + n, &pages(600 + n, 1, 3)).unwrap());
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Down("dir:/b")));
+    // One that is down goes, if the others have all.
+    take(&mirror, "b");
+    mirror.copies().for_each(|copy| check(&*copy, 7, &pages(7, 40, 1)));
+    mirror.copies().for_each(|copy| check(&*copy, 600, &pages(600, 1, 3)));
+    for why in [NoExchange::Two, NoExchange::Three, NoExchange::Down("dir:/b"), NoExchange::Lacks("dir:/b", 3)] {
+        assert!(!why.to_string().contains('\n') && why.to_string().contains(';'), "{why}");
+    }
+}
+
+/// The page that a copy alone has keeps it, also where it turned bad in another one after the look.
+#[test]
+fn a_copy_that_alone_has_a_page_stays() {
+    let mirror = mirror(&["a", "b", "c"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    set(&mirror, "b", Kind::Full, 1.0);
+    set(&mirror, "c", Kind::Full, 1.0);
+    write::<Mirror>(&mut queue, 20, &pages(20, 1, 2)).unwrap();
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/b", 1)));
+    check(&mirror, 20, &pages(20, 1, 2));
+    assert!(mirror.seen().all(|copy| copy.up && !copy.leaving));
+    set(&mirror, "b", Kind::Full, 0.0);
+    keep_until(&mirror, "the second has it", || mirror.seen().nth(1).unwrap().stale == 0);
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/c", 1)));
+    set(&mirror, "c", Kind::Full, 0.0);
+    keep_until(&mirror, "all have it", || mirror.seen().all(|copy| copy.stale == 0));
+    take(&mirror, "a");
+    mirror.copies().for_each(|copy| check(&*copy, 20, &pages(20, 1, 2)));
+}
+
+#[test]
+fn a_copy_that_goes_is_open_until_its_last_reader_has_left() {
+    let mirror = mirror(&["a", "b", "c"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    // Each read takes its time. (Of a copy nothing is known before its first read, so some readers take each.)
+    for name in ["a", "b", "c"] {
+        set(&mirror, name, Kind::Delay, 1.0);
+    }
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..64)
+            .map(|n| {
+                let mirror = &mirror;
+                scope.spawn(move || {
+                    let mut into = PageBuf::ZERO;
+                    mirror.read(slot(7 + n % 40), &mut into).unwrap();
+                    assert!(into.0 == page(7 + n % 40, 1).0);
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(100));
+        mirror.remove(&spec("a")).unwrap();
+        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Used);
+        assert!(mirror.seen().any(|copy| copy.leaving));
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!((mirror.leave(&spec("a"), false), mirror.leave(&spec("a"), true)), (Leaving::Used, Leaving::Closed));
+    });
+    assert_eq!(names(&mirror), ["b", "c"]);
+}
+
+#[test]
+fn a_copy_that_was_taken_away_is_taken_back_as_an_empty_one() {
+    let mirror = mirror(&["a", "b", "c"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    mirror.remove(&spec("a")).unwrap();
+    assert_eq!((mirror.remove(&spec("a")), add(&mirror, "a")), (Err(NoExchange::Goes), Err(NoExchange::Goes)));
+    write::<Mirror>(&mut queue, 20, &pages(20, 8, 2)).unwrap();
+    let mut second = mirror.queue(4).unwrap();
+    assert_eq!(mirror.leave(&spec("a"), false), Leaving::Used);
+    assert_eq!((mirror.take_back(&spec("b")), mirror.take_back(&spec("a"))), (Ok(false), Ok(true)));
+    assert_eq!(mirror.seen().map(|copy| copy.stale).collect::<Vec<_>>(), [40, 0, 0]);
+    write::<Mirror>(&mut second, 30, &pages(30, 4, 3)).unwrap();
+    assert_eq!(mirror.seen().map(|copy| copy.stale).collect::<Vec<_>>(), [36, 0, 0], "its queue has a part for it");
+    keep_until(&mirror, "it is filled", || mirror.filled_percent(&spec("a")) == Some(100));
+    let copy = mirror.copies().next().unwrap();
+    check(&*copy, 7, &pages(7, 13, 1));
+    check(&*copy, 20, &pages(20, 8, 2));
+    check(&*copy, 30, &pages(30, 4, 3));
+}
+
+/// Whoever reads by a descriptor in a way of his own holds nothing.
+#[test]
+fn a_file_that_was_lent_is_closed_when_all_faults_have_ended() {
+    let dirs = [Dir::new(), Dir::new(), Dir::new()];
+    let specs: Vec<_> = dirs.iter().map(|dir| SwapSpec::Dir(dir.0.clone())).collect();
+    let open = |_, spec: &SwapSpec, notice: &mut dyn FnMut(&str)| AnyBackend::open(core::slice::from_ref(spec), false, notice);
+    let mirror = Mirror::open(&specs, false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    (0..200).for_each(|_| check(&mirror, 7, &pages(7, 40, 1)));
+    let mut into = [PageBuf::ZERO];
+    let lent = (0..200).find_map(|_| match mirror.begin_read(slot(7), &mut into) {
+        ReadBegun::File { fd, .. } => mirror.copies().position(|copy| copy.fds().any(|its| its == fd)).map(|copy| (copy, fd)),
+        _ => None,
+    });
+    let (copy, fd) = lent.expect("nobody reads by a descriptor");
+    mirror.remove(&specs[copy]).unwrap();
+    assert_eq!(mirror.leave(&specs[copy], true), Leaving::Lent);
+    let there = || std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    assert!(there().starts_with(&dirs[copy].0), "it is {}", there().display());
+    mirror.faults_have_ended(&specs[copy]);
+    assert_eq!(mirror.leave(&specs[copy], true), Leaving::Closed);
+    assert!(!there().starts_with(&dirs[copy].0), "{} is open still", there().display());
+    check(&mirror, 7, &pages(7, 40, 1));
+}
+
+#[test]
+fn a_copy_that_fails_while_it_is_filled_is_filled_later_or_goes() {
+    let mirror = mirror(&["a", "b"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 400, 1)).unwrap();
+    add(&mirror, "c").unwrap();
+    set(&mirror, "c", Kind::WriteError, 1.0);
+    keep_until(&mirror, "it is down", || !mirror.seen().last().unwrap().up);
+    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Down("dir:/c")));
+    set(&mirror, "c", Kind::WriteError, 0.0);
+    keep_until(&mirror, "it is filled", || mirror.filled_percent(&spec("c")) == Some(100));
+    take(&mirror, "b");
+    add(&mirror, "d").unwrap();
+    set(&mirror, "d", Kind::WriteError, 1.0);
+    write::<Mirror>(&mut queue, 20, &pages(20, 8, 2)).unwrap();
+    take(&mirror, "d");
+    fill(&mirror, "d");
+    mirror.copies().for_each(|copy| check(&*copy, 20, &pages(20, 8, 2)));
+}
+
+/// Copies come and go in turn while several threads write and read.
+#[test]
+fn copies_are_exchanged_under_load() {
+    const THREADS: u64 = 3;
+    let mirror = mirror(&["a", "b"]);
+    let over = AtomicBool::new(false);
+    let turns = std::thread::scope(|scope| {
+        let (mirror, over) = (&mirror, &over);
+        let exchanger = scope.spawn(move || {
+            let (mut turns, mut there) = (0, ["a", "b", "c", "d"]);
+            let mut random = Rng::new(3);
+            let keep = || {
+                let again = mirror.keep().unwrap();
+                std::thread::sleep(Duration::from_nanos(again.min(500_000)));
+            };
+            while !over.load(Ordering::Relaxed) {
+                // Some of what is copied there fails.
+                add(mirror, there[2]).unwrap();
+                let rate = if turns % 2 == 0 { 0.2 } else { 0.0 };
+                set(mirror, there[2], Kind::Full, rate);
+                (0..random.below(20)).for_each(|_| keep());
+                set(mirror, there[2], Kind::Full, 0.0);
+                // As soon as it may go, it does.
+                let goes = there[random.below(2) as usize];
+                let since = Instant::now();
+                loop {
+                    match mirror.remove(&spec(goes)) {
+                        Ok(()) => break,
+                        Err(NoExchange::Lacks(..) | NoExchange::Down(_)) => keep(),
+                        Err(why) => panic!("{why}"),
+                    }
+                    assert!(since.elapsed().as_secs() < 60, "{:?}", mirror.seen().collect::<Vec<_>>());
+                }
+                while mirror.leave(&spec(goes), true) != Leaving::Closed {
+                    keep();
+                }
+                let stays = if goes == there[0] { there[1] } else { there[0] };
+                there = [stays, there[2], there[3], goes];
+                turns += 1;
+            }
+            turns
+        });
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut random = Rng::new(thread);
+                    let mut queue = mirror.queue(4).unwrap();
+                    let mut versions = vec![0_u64; 800];
+                    let begun = Instant::now();
+                    while begun.elapsed().as_secs() < 6 {
+                        let first = random.below(760);
+                        let count = 1 + random.below(40);
+                        let version = random.below(1 << 30) + 1;
+                        let at = |n: u64| 1 + n + 800 * thread;
+                        match random.below(8) {
+                            // Evictors come and go too.
+                            0 => queue = mirror.queue(4).unwrap(),
+                            1..4 => {
+                                let some = pages(at(first), count as u32, version);
+                                // A write that only a copy that has just gone took ends with an error, as where none took it.
+                                match write::<Mirror>(&mut queue, at(first), &some) {
+                                    Ok(()) => (first..first + count).for_each(|n| versions[n as usize] = version),
+                                    Err(_) => (first..first + count).for_each(|n| versions[n as usize] = 0),
+                                }
+                            }
+                            _ => {
+                                let known = (first..first + count).take_while(|&n| versions[n as usize] > 0).count();
+                                let mut run = vec![PageBuf::ZERO; known];
+                                if known > 0 {
+                                    mirror.read_run(slot(at(first)), &mut run).unwrap();
+                                }
+                                for (n, got) in (first..).zip(&run) {
+                                    assert!(got.0 == page(at(n), versions[n as usize]).0, "slot {} of thread {thread}", at(n));
+                                }
+                            }
+                        }
+                    }
+                    (thread, versions)
+                })
+            })
+            .collect();
+        let all: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        over.store(true, Ordering::Relaxed);
+        let turns = exchanger.join().unwrap();
+        keep_until(mirror, "all are whole", || mirror.seen().all(|copy| copy.up && copy.stale == 0));
+        for (thread, versions) in all {
+            for (n, &version) in (0..).zip(&versions).filter(|(_, version)| **version > 0) {
+                mirror.copies().for_each(|copy| check(&*copy, 1 + n + 800 * thread, &pages(1 + n + 800 * thread, 1, version)));
+            }
+        }
+        turns
+    });
+    assert!(turns > 5, "{turns} exchanges");
+}
