@@ -9,7 +9,7 @@ use farshore_backend::mirror::Mirror;
 use farshore_backend::mirror::exchange::{Leaving, NoExchange};
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
-use farshore_core::seams::{Backend, PageBuf, ReadBegun, Reads, Spaces};
+use farshore_core::seams::{Backend, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_random::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -80,12 +80,14 @@ fn a_copy_comes_and_the_first_ones_go() {
     write::<Mirror>(&mut queue, 7, &all).unwrap();
     write::<Mirror>(&mut queue, 2000, &all[..40]).unwrap();
     add(&mirror, "c").unwrap();
-    assert_eq!((names(&mirror).as_slice(), mirror.filled_percent(&spec("c"))), (["a", "b", "c"].map(String::from).as_slice(), Some(0)));
-    assert_eq!(mirror.seen().map(|copy| (copy.up, copy.filling, copy.stale)).collect::<Vec<_>>(), [
-        (true, false, 0),
-        (true, false, 0),
-        (true, true, 340)
-    ]);
+    assert_eq!(
+        (names(&mirror).as_slice(), mirror.filled_percent(&spec("c"))),
+        (["a", "b", "c"].map(String::from).as_slice(), Some(0))
+    );
+    assert_eq!(
+        mirror.seen().map(|copy| (copy.up, copy.filling, copy.stale)).collect::<Vec<_>>(),
+        [(true, false, 0), (true, false, 0), (true, true, 340)]
+    );
     // What is written from now on goes there too.
     let late = pages(100, 20, 2);
     write::<Mirror>(&mut queue, 100, &late).unwrap();
@@ -354,4 +356,32 @@ fn copies_are_exchanged_under_load() {
         turns
     });
     assert!(turns > 5, "{turns} exchanges");
+}
+
+/// A write had begun everywhere when the copy went: it ends there too, and does not count there.
+#[test]
+fn a_write_that_had_begun_does_not_count_where_a_copy_has_gone() {
+    for others_fail in [false, true] {
+        let mirror = mirror(&["a", "b", "c"]);
+        let mut queue = mirror.queue(4).unwrap();
+        write::<Mirror>(&mut queue, 7, &pages(7, 4, 1)).unwrap();
+        set(&mirror, "a", Kind::WriteDelay, 1.0);
+        if others_fail {
+            ["b", "c"].iter().for_each(|name| set(&mirror, name, Kind::Full, 1.0));
+        }
+        let new = pages(7, 4, 2);
+        // SAFETY: the pages outlive the completion, which is waited for.
+        unsafe { queue.start_write(slot(7), new.as_ptr(), 4, 1) }.unwrap();
+        queue.reap(false, &mut |_, _| panic!("it has ended already"));
+        mirror.remove(&spec("a")).unwrap();
+        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Used, "a write is under way");
+        let mut ended = None;
+        queue.reap(true, &mut |_, result| ended = Some(result));
+        assert_eq!(ended.map(|result| result.is_ok()), Some(!others_fail), "the copy that has gone alone has it");
+        assert_eq!(mirror.seen().next().map(|copy| (copy.leaving, copy.stale)), Some((true, 4)));
+        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Closed);
+        if !others_fail {
+            check(&mirror, 7, &new);
+        }
+    }
 }

@@ -378,10 +378,12 @@ Keys:
                 limit
   budget=SIZE   how large the budget is that the program shares (--budget), for all programs in it.
                 There memory= is the most that this one takes
-  swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one
+  swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one. Where the
+                swap space is mirror:, adds a copy, and waits until it has all pages
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on
-                without the command. If the others have no room, the space is used again
+                without the command. If the others have no room, the space is used again.
+                Where the swap space is mirror:, removes a copy: two must stay, and have all pages
   policy=NAME, prefetch=NAME
                 as the options of 'farshore run', for this process, and what it forks or starts
                 later
@@ -399,7 +401,8 @@ Exit status: 0; 1 if a setting was refused or failed, or there is no such progra
 
 Examples:
   farshore set 4242 memory=2G
-  farshore set 4242 swap+=dir:/mnt/new swap-=dir:/mnt/old")]
+  farshore set 4242 swap+=dir:/mnt/new swap-=dir:/mnt/old
+  farshore set 4242 swap+=nbd://node3/job swap-=nbd://node1/job    another copy of a mirror:")]
 pub struct SetArgs {
     /// The program's process id
     #[arg(value_name = "PID", value_parser = pid)]

@@ -260,12 +260,24 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Has the backend keep its pages ([`Spaces::keep`]). Inside the gate, so that no fork comes between.
+    /// Has the backend keep its pages ([`Spaces::keep`]).
     fn keep_pages(&self, core: usize) -> Option<u64> {
+        self.without_forks(core, || self.backend.keep())
+    }
+
+    /// Runs `f` inside the gate, so that no fork comes between. For the drainer's thread, on its core.
+    pub fn without_forks<R>(&self, core: usize, f: impl FnOnce() -> R) -> R {
         self.quiet.gate.enter(&self.futex, core);
-        let again = self.backend.keep();
+        let result = f();
         self.quiet.gate.leave(&self.futex, core);
-        again
+        result
+    }
+
+    /// Waits until all faults have ended that are under way, those that no thread waits for too; others that begin meanwhile wait as for a fork. Under the
+    /// address-space lock, as [`Engine::quiesce`].
+    pub fn let_faults_end(&self) {
+        self.quiet.gate.close(&self.futex);
+        self.quiet.gate.open(&self.futex);
     }
 
     /// Another thread has ended a drain.

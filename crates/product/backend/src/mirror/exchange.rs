@@ -373,7 +373,8 @@ impl Shared {
     /// Slots that have a page which this copy does not have.
     fn lacks(&self, copy: usize) -> u64 {
         let slots = 0..self.table.used() * EXTENT_SLOTS as u64;
-        slots.filter_map(|slot| self.table.slot(slot)).filter(|slot| slot.has_page() && slot.stale() >> copy & 1 != 0).count() as u64
+        slots.filter_map(|slot| self.table.slot(slot)).filter(|slot| slot.has_page() && slot.stale() >> copy & 1 != 0).count()
+            as u64
     }
 
     /// Slots that have a page.

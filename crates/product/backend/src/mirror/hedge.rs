@@ -31,8 +31,8 @@
 //! Only servers are asked so. A disk that hangs gives neither the thread nor its buffer back, so a read of a disk cannot be left, and one that is hedged by a disk could end
 //! later than without.
 
-use super::place::Opened;
 use super::Shared;
+use super::place::Opened;
 use crate::any::AnyBackend;
 use crate::file::bytes_of;
 use crate::nbd::{Asked, End, NbdSpace, wait_for_any};
@@ -266,9 +266,8 @@ impl Shared {
         let able = self.up() & !(1 << copy);
         let others = (0..self.copies.len()).filter(|&n| able >> n & 1 != 0).filter_map(|n| Some((n, self.copies[n].held()?)));
         // Looked at while it is held: another copy may have come to its place.
-        let is_able = |(n, space): &(usize, Opened<'_>)| {
-            matches!(**space, AnyBackend::Nbd(_)) && self.run_on(*n, first, pages) == pages
-        };
+        let is_able =
+            |(n, space): &(usize, Opened<'_>)| matches!(**space, AnyBackend::Nbd(_)) && self.run_on(*n, first, pages) == pages;
         let fastest = |(n, _): &(usize, Opened<'_>)| self.copies[*n].read_ns.load(Ordering::Relaxed);
         let (other, space) = others.filter(is_able).min_by_key(fastest)?;
         let spare = self.hedges.spare()?;

@@ -139,7 +139,10 @@ impl Repair {
             let Some(there) = copy.opened() else { continue };
             let Some(stamp) = Repair::stamp_of(&there, true) else { continue };
             // One that lost its stamp before is found out about by the next look.
-            if self.look(n, &there, stamp) == Stamp::Wrong && self.found.0[0] == place as u8 && self.found.0[1..] == self.stamp.0[1..] {
+            if self.look(n, &there, stamp) == Stamp::Wrong
+                && self.found.0[0] == place as u8
+                && self.found.0[1..] == self.stamp.0[1..]
+            {
                 // If that fails, the next look finds it wrong, and all is copied there again.
                 let _ = self.put_stamp(shared, n, stamp);
                 same = Some(copy.name());

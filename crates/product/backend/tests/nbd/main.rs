@@ -661,13 +661,17 @@ fn a_server_that_is_one_of_the_copies_is_not_another_one() {
     let space = mirrored(&[&one, &other]);
     let mirror = space.mirror().unwrap();
     put(&space, 7, 1, 50);
-    let again = SwapSpec::Mirror(vec![other.uri().replace("nbd+unix:///", "nbd+unix:///other").parse().unwrap()]);
-    let again = &again.copies()[0];
-    let why = mirror.add(again, &mut |_| {}).unwrap_err();
+    let alias = other.path.with_extension("alias");
+    let _ = std::fs::remove_file(&alias);
+    std::os::unix::fs::symlink(&other.path, &alias).unwrap();
+    let again = other.uri().replace(other.path.to_str().unwrap(), alias.to_str().unwrap()).parse().unwrap();
+    let why = mirror.add(&again, &mut |_| {}).unwrap_err();
+    std::fs::remove_file(&alias).unwrap();
     assert!(matches!(why, NoExchange::Same(_)) && why.to_string().contains(&other.uri()), "{why}");
-    for _ in 0..3 {
+    for _ in 0..4 {
         std::thread::sleep(std::time::Duration::from_millis(400));
         let _ = space.keep();
+        space.news(&mut |name, change| panic!("{name} {change}"));
     }
     assert_eq!(mirror.seen().map(|copy| (copy.up, copy.stale)).collect::<Vec<_>>(), [(true, 0), (true, 0)]);
     // Another one comes, and the first goes for good.

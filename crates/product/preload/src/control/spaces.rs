@@ -38,11 +38,15 @@ impl Runtime {
     /// What a forked child is to use: as at the start, but for the spaces that have come and gone. And what each can hold.
     pub fn swap_now(&self) -> (Vec<SwapSpec>, Box<[Option<u64>]>) {
         let backend = &self.engine.backend;
+        let pool = self.options.swap.first().filter(|spec| spec.is_pool()).cloned();
         if backend.files().is_none() {
             let capacities = (0..backend.spaces()).map(|space| backend.capacity_of(space));
-            return (self.options.swap.clone(), capacities.collect());
+            let specs = match backend.mirror() {
+                Some(mirror) => pool.into_iter().chain([SwapSpec::Mirror(mirror.specs())]).collect(),
+                None => self.options.swap.clone(),
+            };
+            return (specs, capacities.collect());
         }
-        let pool = self.options.swap.first().filter(|spec| spec.is_pool()).cloned();
         let used = || self.specs().filter(|(_, usage, _)| *usage == Usage::InUse);
         let specs = pool.into_iter().chain(used().map(|(_, _, spec)| spec.clone())).collect();
         (specs, used().map(|(space, ..)| backend.capacity_of(space)).collect())
@@ -55,19 +59,20 @@ impl Runtime {
     pub fn add_swap(&self, spec: SwapSpec) -> Result<Set, String> {
         let engine = &self.engine;
         let no = |why: &str| Err(format!("swap+={spec}: {why}"));
+        if let Some(mirror) = self.copies().map_err(|why| format!("swap+={spec}: {why}"))? {
+            return self.add_copy(mirror, spec);
+        }
         if engine.backend.files().is_none() {
             return no(&format!(
-                "this program's swap space is {}; others can come only where it is files",
+                "this program's swap space is {}; others can come only where it is files, or copies (mirror:)",
                 engine.backend.name()
             ));
         }
         if !spec.is_file() {
             return no("only dir:, file: and dev: can be added while a program runs");
         }
-        if spec.is_device() && self.options.follow && !self.options.encrypt {
-            return no(
-                "the programs that this one starts would find its pages there as they are; start it with --encrypt, or with --no-follow",
-            );
+        if let Some(why) = self.why_no_device(&spec) {
+            return no(why);
         }
         let same = self.specs().filter(|(_, _, there)| **there == spec).map(|(space, usage, _)| (space, usage)).last();
         match same {
@@ -88,12 +93,22 @@ impl Runtime {
         Ok(Set::Begun(id))
     }
 
+    /// Why a device cannot be used, if it is one.
+    pub(super) fn why_no_device(&self, spec: &SwapSpec) -> Option<&'static str> {
+        (spec.is_device() && self.options.follow && !self.options.encrypt).then_some(
+            "the programs that this one starts would find its pages there as they are; start it with --encrypt, or with --no-follow",
+        )
+    }
+
     /// A space is to go. By the control thread.
     ///
     /// # Errors
     /// Why not, in a line.
     pub fn remove_swap(&self, spec: SwapSpec) -> Result<Set, String> {
         let no = |why: &str| Err(format!("swap-={spec}: {why}"));
+        if let Some(mirror) = self.copies().map_err(|why| format!("swap-={spec}: {why}"))? {
+            return self.remove_copy(mirror, spec);
+        }
         let there: Vec<_> =
             self.specs().filter(|(_, _, there)| **there == spec).map(|(space, usage, _)| (space, usage)).collect();
         let Some(&(space, _)) = there.iter().rfind(|(_, usage)| matches!(usage, Usage::InUse | Usage::Left)) else {
@@ -102,7 +117,10 @@ impl Runtime {
             }
             let all: Vec<String> = self.specs().map(|(_, _, spec)| spec.to_string()).collect();
             return match all.is_empty() {
-                true => no(&format!("this program's swap space is {}; only files can go", self.engine.backend.name())),
+                true => no(&format!(
+                    "this program's swap space is {}; only files and copies (mirror:) can go",
+                    self.engine.backend.name()
+                )),
                 false => no(&format!("there is no such swap space; there is {}", all.join(", "))),
             };
         };
@@ -130,9 +148,14 @@ impl Runtime {
         };
         match (state, what) {
             (State::Done, _) => Ok(Change::Done),
-            (State::Failed(why), What::Add) => Err(format!("swap+={spec}: {why}")),
-            (State::Failed(why), What::Drain(_)) => Err(format!("swap-={spec}: {why}")),
-            (_, What::Add) => Ok(Change::UnderWay(0)),
+            (State::Failed(why), What::Add | What::AddCopy) => Err(format!("swap+={spec}: {why}")),
+            (State::Failed(why), What::Drain(_) | What::RemoveCopy) => Err(format!("swap-={spec}: {why}")),
+            (_, What::Add | What::RemoveCopy) => Ok(Change::UnderWay(0)),
+            (_, What::AddCopy) => {
+                let mirror = self.copies().ok().flatten();
+                let percent = mirror.and_then(|mirror| mirror.filled_percent(&spec));
+                Ok(Change::UnderWay(percent.unwrap_or(0).into()))
+            }
             (_, What::Drain(space)) => {
                 let live = self.engine.slots.live_in(space);
                 Ok(Change::UnderWay(self.engine.health.drained_percent(space, live)))
@@ -145,15 +168,18 @@ impl Runtime {
 pub fn run(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else { report::abort(format_args!("the drainer has no record")) };
     let core = thread.core();
-    thread.with_buffer(|buffer| runtime.engine.run_drainer(buffer, core, &own_threads::STOP, &mut Here(runtime)));
+    thread.with_buffer(|buffer| runtime.engine.run_drainer(buffer, core, &own_threads::STOP, &mut Here { runtime, core }));
 }
 
 /// This process, as the drainer sees it.
-struct Here(&'static Runtime);
+pub(super) struct Here {
+    pub(super) runtime: &'static Runtime,
+    pub(super) core: usize,
+}
 
 impl Here {
     fn add(&self, spec: &SwapSpec) -> Result<(), String> {
-        let engine = &self.0.engine;
+        let engine = &self.runtime.engine;
         let files = engine.backend.files().ok_or("the swap space is no array of files")?;
         let space = engine.free_space().ok_or_else(|| {
             format!(
@@ -169,24 +195,32 @@ impl Here {
     }
 
     /// The descriptors are others now, and so are the spaces of programs that this one starts from here on.
-    fn note_change(&self) {
-        let runtime = self.0;
+    pub(super) fn note_change(&self) {
+        let runtime = self.runtime;
         runtime.note_own_fds();
         runtime.tell_successors();
     }
 
     fn name(&self, space: usize) -> String {
-        let spec = self.0.engine.backend.files().and_then(|files| files.spec_of(space));
+        let spec = self.runtime.engine.backend.files().and_then(|files| files.spec_of(space));
         spec.map_or_else(String::new, SwapSpec::to_string)
     }
 }
 
 impl Host for Here {
     fn serve(&mut self) {
-        while let Some((id, spec)) = self.0.changes.begin_next() {
-            let result = self.add(&spec);
-            self.0.changes.end(|asked| asked.id == id, result);
+        while let Some((id, what, spec)) = self.runtime.changes.begin_next() {
+            let result = match what {
+                What::Add | What::Drain(_) => self.add(&spec),
+                What::AddCopy | What::RemoveCopy => match self.begin_copy(id, what, &spec) {
+                    // It takes its time: `look_after_copies`.
+                    Ok(()) => continue,
+                    Err(why) => Err(why),
+                },
+            };
+            self.runtime.changes.end(|asked| asked.id == id, result);
         }
+        self.look_after_copies();
     }
 
     fn unreadable(&mut self, space: usize, pages: PageRange) {
@@ -217,19 +251,19 @@ impl Host for Here {
         if let Err(why) = &result {
             report::line(format_args!("swap space {} stays: {why}", self.name(space)));
         }
-        self.0.changes.end(|asked| asked.what == What::Drain(space), result);
+        self.runtime.changes.end(|asked| asked.what == What::Drain(space), result);
     }
 
     fn copy_changed(&mut self, copy: &str, change: CopyChange) {
         // A family's processes have the same servers: the first one tells.
-        if !self.0.options.followed {
+        if !self.runtime.options.followed {
             report::line(format_args!("swap space {copy}, one of several copies, {change}"));
         }
     }
 
     fn cannot_give(&mut self, space: usize, why: IoError) {
         // Of programs that the user has not asked for nothing is said that they would not have said natively.
-        if !self.0.options.followed {
+        if !self.runtime.options.followed {
             let name = self.name(space);
             report::line(format_args!(
                 "swap space {name} cannot give freed room back ({why}): it keeps it until the program ends"
@@ -243,6 +277,6 @@ impl Host for Here {
     }
 
     fn alone(&mut self, f: &mut dyn FnMut()) {
-        locked(self.0, |_| f());
+        locked(self.runtime, |_| f());
     }
 }

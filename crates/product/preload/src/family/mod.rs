@@ -672,7 +672,20 @@ fn look(runtime: &Runtime) -> bool {
     runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| look_after(runtime, ledger, kin))))
 }
 
-/// The same, under both locks.
+/// Processes that this one has forked, and that may read pages which it has written; and those whose children do. (Line and generation.)
+pub fn readers(runtime: &Runtime) -> Vec<(u32, u32)> {
+    let Some(ledger) = ledger() else { return Vec::new() };
+    let living = |kin: &mut Kin| {
+        kin.release_ended();
+        while bury(ledger, kin) {}
+        settle(runtime, ledger, &mut kin.heirs);
+        kin.heirs.iter().map(|heir| (heir.line, heir.generation)).collect()
+    };
+    // As in `look`.
+    runtime.space.with(|_| KIN.with(|kin| kin.as_mut().map_or_else(Vec::new, living)))
+}
+
+/// What [`look`] does, under both locks.
 fn look_after(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
     kin.release_ended();
     let mut changed = bury(ledger, kin);

@@ -14,6 +14,16 @@ pub enum What {
     Add,
     /// This one goes.
     Drain(usize),
+    /// A copy of a space that is kept several times comes.
+    AddCopy,
+    /// A copy goes.
+    RemoveCopy,
+}
+
+impl What {
+    const fn is_of_copy(self) -> bool {
+        matches!(self, What::AddCopy | What::RemoveCopy)
+    }
 }
 
 /// What has become of it.
@@ -32,7 +42,12 @@ pub struct Asked {
     pub spec: SwapSpec,
     pub what: What,
     pub state: State,
+    /// Processes that read from the copy which goes.
+    pub readers: Vec<Reader>,
 }
+
+/// A process of the family, by its line there and the line's generation.
+pub type Reader = (u32, u32);
 
 /// All changes of this process, in order.
 #[derive(Debug)]
@@ -40,17 +55,24 @@ pub struct Changes {
     pub list: Mutex<Vec<Asked>>,
     /// Spaces that wait to be added.
     waiting: AtomicU32,
+    /// Copies that come or go.
+    copies: AtomicU32,
 }
 
 impl Changes {
     /// None yet.
     pub const fn new() -> Changes {
-        Changes { list: Mutex::new(Vec::new()), waiting: AtomicU32::new(0) }
+        Changes { list: Mutex::new(Vec::new()), waiting: AtomicU32::new(0), copies: AtomicU32::new(0) }
     }
 
-    /// Whether some were not begun.
+    /// Whether some were not begun, or need somebody who looks after them.
     pub fn are_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0
+        self.waiting.load(Ordering::Acquire) > 0 || self.concern_copies()
+    }
+
+    /// Whether copies come or go.
+    pub fn concern_copies(&self) -> bool {
+        self.copies.load(Ordering::Acquire) > 0
     }
 
     /// Notes a change. Its number.
@@ -65,13 +87,16 @@ impl Changes {
             if state == State::Waits {
                 self.waiting.fetch_add(1, Ordering::Release);
             }
-            list.push(Asked { id, spec, what, state });
+            if what.is_of_copy() {
+                self.copies.fetch_add(1, Ordering::Release);
+            }
+            list.push(Asked { id, spec, what, state, readers: Vec::new() });
             id
         })
     }
 
     /// The oldest that waits is under way now.
-    pub fn begin_next(&self) -> Option<(u64, SwapSpec)> {
+    pub fn begin_next(&self) -> Option<(u64, What, SwapSpec)> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -79,7 +104,7 @@ impl Changes {
             let next = list.iter_mut().find(|asked| asked.state == State::Waits)?;
             next.state = State::UnderWay;
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            Some((next.id, next.spec.clone()))
+            Some((next.id, next.what, next.spec.clone()))
         })
     }
 
@@ -87,7 +112,12 @@ impl Changes {
         let state = result.map_or_else(State::Failed, |()| State::Done);
         self.list.with(|list| {
             let under_way = list.iter_mut().filter(|asked| asked.state == State::UnderWay && which(asked));
-            under_way.for_each(|asked| asked.state.clone_from(&state));
+            under_way.for_each(|asked| {
+                asked.state.clone_from(&state);
+                if asked.what.is_of_copy() {
+                    self.copies.fetch_sub(1, Ordering::Relaxed);
+                }
+            });
         });
     }
 }

@@ -1,0 +1,251 @@
+"""Copies of a swap space (mirror:) that come and go while a program runs (`farshore set PID swap+=… swap-=…`), under programs that check their data."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+from harness import MIB, expect
+from spaces import Program, Spaces
+from test_remote import Remote
+
+
+class TestCopies(Remote, Spaces):
+    """Disks and memory nodes that are exchanged."""
+
+    @staticmethod
+    def mirror(*copies):
+        return f"mirror:({','.join(copies)})"
+
+    def copies(self, program):
+        """State and missing pages of each copy."""
+        (space,) = program.stat()["spaces"]
+        return {copy["name"]: (copy["state"], copy["stale_pages"]) for copy in space["copies"]}
+
+    def until(self, program, what, is_so):
+        deadline = time.monotonic() + 90
+        while not is_so(copies := self.copies(program)):
+            expect(time.monotonic() < deadline and program.process.alive(), f"it never comes: {what}; {copies}: {program.process.stderr_so_far()[-300:]}")
+            time.sleep(0.05)
+
+    def whole(self, program, *specs):
+        """The copies are these, and each has all."""
+        self.until(program, f"{specs} have all", lambda copies: copies == dict.fromkeys(specs, ("works", 0)))
+
+    @contextlib.contextmanager
+    def nodes(self, name, count):
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(self.node(f"{name}-{n}", "--memory", "512M")) for n in range(count)]
+
+    def test_disks(self):
+        """Under load each of two disks is exchanged for another one, and its directory deleted: the data are right, and the old files closed."""
+        turns = 0
+        for mode in self.modes():
+            for options in ((), ("--encrypt",), ("--swap", "PLACE")):
+                there = self.folders(*(f"{mode}-{len(options)}-{n}" for n in range(6)))
+                swap, options = [self.mirror(*there[:2])], [*options]
+                if "PLACE" in options:
+                    swap, options = ["ram:lz4,size=4M", *swap], []
+                with self.program("20M", swap, self.load("64M"), ["--fault", mode, *options]) as program:
+                    for turn, comes in enumerate(there[2:]):
+                        goes, stays = there[turn], there[turn + 1]
+                        program.change(f"swap+={comes}")
+                        expect(self.copies(program)[comes][0] == "works", f"{self.copies(program)}")
+                        program.change(f"swap-={goes}")
+                        program.closed(goes[4:])
+                        shutil.rmtree(goes[4:])
+                        self.whole(program, stays, comes)
+                        turns += 1
+                        # The first turn is while memory is filled.
+                        expect(turn > 0 or program.answer() == ["filled"], "it says something else")
+                    now = program.stat()
+                    expect(now["resident_bytes_peak"] <= 20 * MIB and now["evictions"]["synchronous"] == 0, f"{now}")
+                    expect(set(there[-2:]) == set(now["spaces"][-1]["name"].removeprefix("mirror:(").removesuffix(")").split(",")), f"{now['spaces']}")
+                expect(not program.err, f"{program.err}")
+        return f"{turns} disks exchanged"
+
+    def test_nodes(self, mode):
+        """Each of two nodes is exchanged for another one and killed; the second had died before. The program forks meanwhile."""
+        with self.nodes(f"nodes-{mode}", 4) as nodes:
+            specs = [node.spec for node in nodes]
+            with self.updates(self.mirror(*specs[:2]), ("--fault", mode), forks=True) as (process, pid):
+                program = Program(self, process)
+                self.rounds(process, 10)
+                for n in (0, 1):
+                    if n == 1:
+                        nodes[1].kill()
+                    # The program is heard meanwhile, or its output would fill the pipe.
+                    self.through(process, program, f"swap+={specs[n + 2]}", f"swap-={specs[n]}")
+                    if n == 0:
+                        nodes[0].kill()
+                    self.rounds(process, 30)
+                expect(set(self.copies(program)) == set(specs[2:]), f"{self.copies(program)}")
+                nodes[3].kill()
+                self.rounds(process, 20)
+
+    def through(self, process, program, *settings):
+        """Makes settings while the program works."""
+        for setting in settings:
+            asked = program.begin(setting)
+            deadline = time.monotonic() + 120
+            while asked.poll() is None:
+                expect(time.monotonic() < deadline, f"{setting} does not end: {self.copies(program)}")
+                self.rounds(process, 1)
+            _, err = asked.communicate()
+            expect(asked.returncode == 0 and not err, f"{setting}: {err}")
+
+    def test_refused(self):
+        """What cannot be is refused, with what to do, and nothing changes."""
+        a, b, c, d, e = self.folders("a", "b", "c", "d", "e")
+        sized = [f"file:{spec[4:]}/f,size=256M" for spec in (a, b)]
+        with self.lost("8M", [self.mirror(*sized)], 8000, faulty="space=2,write_delay=1,delay_time=50ms") as program:
+            for spec in sized:
+                program.fails(f"swap-={spec}", "two copies are the fewest", "swap+=")
+            program.fails(f"swap-={c}", "none of the copies", sized[0], sized[1])
+            program.fails(f"swap+={sized[0]}", "already")
+            program.fails(f"swap+=file:{c[4:]}/f,size=64M", "64M", "256M", "larger")
+            program.fails("swap+=ram:lz4", "pool")
+            program.fails("swap+=nbd://127.0.0.1:1", "without a server")
+            program.fails("swap+=dir:/no/such/place", "does not exist")
+            program.fails(f"swap+={self.mirror(c, d)}", "one of the copies")
+            self.whole(program, *sized)
+            # A slow one is being filled.
+            asked = program.begin(f"swap+={c}")
+            self.until(program, "it is being filled", lambda copies: copies.get(c, ("", 0))[0] == "filling")
+            program.fails(f"swap+={c}", "just being added")
+            program.fails(f"swap-={sized[0]}", f"{c}, which would stay, does not have", "farshore stat")
+            program.fails(f"swap+={d}", "three copies")
+            expect("filling, " in self.call("stat", str(program.pid)).out, "farshore stat does not show it")
+            # Called off: it goes again.
+            program.change(f"swap-={c}")
+            _, err = asked.communicate(timeout=60)
+            expect(asked.returncode == 1 and b"taken away again" in err, f"status {asked.returncode}: {err}")
+            self.whole(program, *sized)
+            program.change(f"swap+={d}", f"swap-={sized[0]}")
+            program.change(f"swap+={e}", f"swap-={sized[1]}")
+            self.whole(program, d, e)
+            expect(program.tell("lost") == ["lost"] and program.tell("rest 2") == ["right"], "wrong data")
+        expect(not program.err, program.err)
+        with self.program("20M", [a], self.load("30M")) as program:
+            program.fails(f"swap+={self.mirror(b, c)}", "only dir:, file: and dev:")
+
+    def test_a_disk_that_fails_meanwhile(self):
+        """The new disk fails while it is filled, and works again later; another one fails for good when the old ones have gone."""
+        a, b, c, d = self.folders("a", "b", "c", "d")
+        with self.lost("8M", [self.mirror(a, b)], 12000, faulty="space=2,write_error=1,until=6s") as program:
+            asked = program.begin(f"swap+={c}")
+            self.until(program, "it is down", lambda copies: copies.get(c, ("", 0))[0] == "down")
+            # It is asked again and again, and answers until it is written.
+            program.fails(f"swap-={a}", f"{c}, which would stay, does not ")
+            expect(program.tell("rest 1") == ["right"], "wrong data")
+            _, err = asked.communicate(timeout=100)
+            expect(asked.returncode == 0 and not err, f"{err}")
+            program.change(f"swap-={a}")
+            expect(program.tell("lost") == ["lost"], "wrong data")
+        with self.lost("8M", [self.mirror(a, b)], 12000, faulty="space=2,read_error=1,write_error=1,from=5s") as program:
+            program.change(f"swap+={c}", f"swap-={a}")
+            self.until(program, "it is down", lambda copies: program.tell("rest 1") == ["right"] and copies[c][0] == "down")
+            program.fails(f"swap-={b}", "two copies are the fewest")
+            program.change(f"swap+={d}")
+            program.fails(f"swap-={b}", f"{c}, which would stay, does not ")
+            program.change(f"swap-={c}")
+            shutil.rmtree(c[4:])
+            self.whole(program, d, b)
+            expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
+
+    def test_killed(self):
+        """The program is killed while a copy is filled, and while one goes: nothing of it is left."""
+        a, b, c = self.folders("a", "b", "c")
+        for pause in (0.0, 0.3, 1.0):
+            with self.lost("8M", [self.mirror(a, b)], 12000, status=128 + signal.SIGKILL) as program:
+                asked = program.begin(f"swap+={c}")
+                time.sleep(pause)
+                os.kill(program.pid, signal.SIGKILL)
+                _, err = asked.communicate(timeout=60)
+                expect(asked.returncode in (0, 1), f"{asked.returncode} {err}")
+            expect(all(not os.listdir(spec[4:]) for spec in (a, b, c)), "files are left")
+
+    def test_children_of_disks(self):
+        """A child reads what its parent had on disks that have gone since; later children, and programs that are started, use those that are there."""
+        a, b, c, d = self.folders("a", "b", "c", "d")
+        with self.lost("12M", [self.mirror(a, b)], 8000) as program:
+            child = int(program.tell("fork")[0])
+            program.change(f"swap+={c}", f"swap-={a}", f"swap+={d}", f"swap-={b}")
+            expect(not program.has_open(a[4:]) and not program.has_open(b[4:]), "the old files are open")
+            expect(program.has_open(a[4:], child) and program.has_open(b[4:], child), "the child has no file any more that it reads from")
+            expect(program.tell("rest 2") == ["right"] and program.tell("lost") == ["lost"], "wrong data")
+            expect(program.tell("reap") == ["right"], "wrong data in the child")
+            later = int(program.tell("fork")[0])
+            expect(program.tell("rest 1") == ["right"], "wrong data")
+            expect(not program.has_open(a[4:], later) and program.has_open(c[4:], later), "the later child has its parent's old files")
+            expect(program.tell("reap") == ["right"], "wrong data in the later child")
+
+    def test_children_of_nodes(self):
+        """A node is kept until a child that reads from it has ended: the command waits, and the user is told. swap+= takes it back."""
+        with self.nodes("kept", 4) as nodes:
+            specs = [node.spec for node in nodes]
+            with self.lost("12M", [self.mirror(*specs[:2])], 8000) as program:
+                program.tell("fork")
+                program.change(f"swap+={specs[2]}")
+                asked = program.begin(f"swap-={specs[0]}")
+                self.until(program, "it is leaving", lambda copies: copies[specs[0]][0] == "leaving")
+                program.fails(f"swap-={specs[0]}", "just being taken away")
+                program.change(f"swap+={specs[0]}")
+                _, err = asked.communicate(timeout=60)
+                expect(asked.returncode == 1 and b"called off by swap+=" in err, f"{asked.returncode} {err}")
+                self.whole(program, *specs[:3])
+                asked = program.begin(f"swap-={specs[0]}")
+                self.until(program, "it is leaving", lambda copies: copies[specs[0]][0] == "leaving")
+                time.sleep(2)
+                expect(asked.poll() is None, "the command does not wait")
+                expect(program.tell("rest 1") == ["right"], "wrong data")
+                expect(program.tell("reap") == ["right"], "wrong data in the child")
+                _, err = asked.communicate(timeout=60)
+                expect(asked.returncode == 0 and not err, f"{asked.returncode} {err}")
+                nodes[0].kill()
+                # Programs that are forked now have the copies of now.
+                program.tell("fork")
+                nodes[1].kill()
+                expect(program.tell("lost") == ["lost"] and program.tell("reap") == ["right"], "wrong data")
+            expect("keep it until they have ended" in program.err, program.err)
+
+    def test_programs_that_are_started(self):
+        """A program that is started later has the copies that are there then, and they can be exchanged. Those of a forked child cannot."""
+        a, b, c, d = self.folders("a", "b", "c", "d")
+        text = ("import os, subprocess, sys\n"
+                "mine = bytearray(40 << 20)\n"
+                "go, end = os.pipe()\n"
+                "child = os.fork()\n"
+                "if child == 0:\n"
+                "    os.close(end)\n"
+                "    for i in range(0, len(mine), 4096): mine[i] = 1\n"
+                "    print('child', os.getpid(), flush=True)\n"
+                "    os.read(go, 1)\n"
+                "    os._exit(0 if all(mine[i] == 1 for i in range(0, len(mine), 4096)) else 1)\n"
+                "sys.stdin.readline()\n"
+                "x = subprocess.Popen([sys.executable, '-c', 'm = bytearray(range(256)) * (40 << 12); print(1, flush=True); input(); print(m == bytearray(range(256)) * (40 << 12))'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+                "x.stdout.readline()\n"
+                "print('started', x.pid, flush=True)\n"
+                "sys.stdin.readline()\n"
+                "assert x.communicate(b'\\n')[0] == b'True\\n'\n"
+                "os.close(end)\n"
+                "assert os.waitpid(child, 0)[1] == 0 and not any(mine)\n")
+        with self.program("24M", [self.mirror(a, b)], [sys.executable, "-c", text]) as program:
+            child = int(program.answer()[1])
+            for setting in (f"swap-={a}", f"swap+={c}"):
+                done = program.set(setting, pid=child)
+                expect(done.status == 1 and "was forked by another program" in done.err, f"{setting}: {done.status} {done.err}")
+            program.change(f"swap+={c}", f"swap-={a}")
+            program.closed(a[4:])
+            shutil.rmtree(a[4:])
+            program.process.popen.stdin.write(b"\n")
+            program.process.popen.stdin.flush()
+            started = int(program.answer()[1])
+            names = {copy["name"] for copy in program.stat(started)["spaces"][0]["copies"]}
+            expect(names == {b, c}, f"{names}")
+            done = program.set(f"swap+={d}", f"swap-={b}", pid=started)
+            expect(done.status == 0 and not program.has_open(b[4:], started), f"{done.err}")
+            program.process.popen.stdin.write(b"\n")
+            program.process.popen.stdin.flush()
