@@ -457,7 +457,7 @@ def parts(seed):
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("mirror", "pages that are kept on several nodes and disks, of which one is killed, hangs, lies, is full or is exchanged",
-             [pytest("mirror", "tests/real/test_mirror.py", "tests/real/test_copies.py")], 12, shown, pytest_missing, needs_build=True, takes=100),
+             [pytest("mirror", "tests/real/test_mirror.py", "tests/real/test_copies.py")], 12, shown, pytest_missing, needs_build=True, takes=230),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed; guests that are restored",
              [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_manager_keeper.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=210),
         Part("daemon", "farshore daemon: its API, who may ask, bad input, virtual machines that it starts, its page in a browser",
