@@ -461,8 +461,8 @@ impl Spaces for AnyBackend {
         inside!(AnyBackend, self, space => space.give_back(first, count))
     }
 
-    fn keep(&self) -> Option<u64> {
-        inside!(AnyBackend, self, space => space.keep())
+    fn keep(&self, free: &dyn FreeSlots) -> Option<u64> {
+        inside!(AnyBackend, self, space => space.keep(free))
     }
 
     fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {

@@ -430,8 +430,8 @@ impl<B: Backend> Spaces for Faulty<B> {
         self.inner.give_back(first, count)
     }
 
-    fn keep(&self) -> Option<u64> {
-        self.inner.keep()
+    fn keep(&self, free: &dyn FreeSlots) -> Option<u64> {
+        self.inner.keep(free)
     }
 
     fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {

@@ -11,7 +11,7 @@ use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
 use crate::mirror::Mirror;
 use farshore_core::seams::{
-    Backend, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, FaultsSeen, FreeSlots, IoError, MemoryBudget, NoneFree, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
 };
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
@@ -184,8 +184,10 @@ impl Spaces for Layered {
         Slot::new(number).map_or(Ok(()), |first| own.give_back(first, count))
     }
 
-    fn keep(&self) -> Option<u64> {
-        self.base.keep().into_iter().chain(self.own.get().and_then(AnyBackend::keep)).min()
+    fn keep(&self, free: &dyn FreeSlots) -> Option<u64> {
+        let own = self.own.get().and_then(|own| own.keep(&OwnSlots { free, first_own: self.first_own }));
+        // Of the parent's slots this process' map says nothing that counts: they are kept.
+        self.base.keep(&NoneFree).into_iter().chain(own).min()
     }
 }
 
@@ -262,5 +264,9 @@ impl FreeSlots for OwnSlots<'_> {
     fn free_of(&self, first: u64) -> u64 {
         // Layers begin with an extent.
         self.free.free_of(first + self.first_own)
+    }
+
+    fn unneeded_of(&self, first: u64) -> u64 {
+        self.free.unneeded_of(first + self.first_own)
     }
 }

@@ -454,8 +454,8 @@ pub struct Space {
 pub struct SpaceCopy {
     /// Its name: `nbd://node1:10809/job`.
     pub name: String,
-    /// `works`; `down`: it does not answer, or fails, and is asked again; `filling`: it has come while the program runs, and does not have all pages yet; `leaving`: it
-    /// was taken away, and is not closed yet.
+    /// `works`; `down`: it does not answer, or fails, and is asked again; `full`: it has no room for pages that it lacks; `filling`: it has come while the program runs,
+    /// and does not have all pages yet; `leaving`: it was taken away, and processes that were forked before may use it still, or it is not closed yet.
     pub state: String,
     /// Pages that it does not have yet, and another copy has.
     pub stale_pages: u64,

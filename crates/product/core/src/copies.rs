@@ -27,6 +27,17 @@
 //! A number without a copy is stale in each slot that has a page, since no write was its. So a copy that comes is stale everywhere, and the repair fills it as one that
 //! was away. One that goes takes no write that begins from then on, its *life* ends, and it is made stale slot by slot where the ones that stay have the page
 //! ([`SlotCopies::retire`]). A write that began before finds the life ended when it ends, and does not count that copy.
+//!
+//! ```text
+//!  writer, at the end                                 who ends a copy's life
+//!  counts: on its way                                 the life is another one
+//!  end_write for each slot, but for copies            waits until no writer is on its way that was when it looked
+//!    whose life is another one than at the start      retire, or lose, for each slot
+//!  counts: at rest
+//! ```
+//!
+//! Each of the two stores first and looks then (`SeqCst`). So a writer that does not see the new life has ended before the slots are gone through, and no copy is right
+//! for an instant that has not got the page. (A repair might take it from there just then.)
 
 use crate::sync::{AtomicU16, Ordering};
 
@@ -172,6 +183,13 @@ impl SlotCopies {
             word & !(COPYING | SPOILED | right | right << DOUBT_AT)
         });
         before & !now & 1 << to != 0
+    }
+
+    /// The repair that was begun finds that nobody needs what the slot has, since it began: the slot is as one that was never written. One that somebody has begun to
+    /// write since is left alone. Returns how the copies have changed.
+    pub fn end_unneeded(&self) -> Turned {
+        let (before, now) = self.turn(|word| if word & SPOILED != 0 { word & !(COPYING | SPOILED) } else { 0 });
+        Turned::between(before, now)
     }
 
     /// The slot has no page any more. `None`: it is being repaired, so not yet.
@@ -320,6 +338,23 @@ mod tests {
         // Another one has its number now, and the reader finds out late.
         assert_eq!((slot.doubt(0b111), slot.trust(false)), (turned(0, 0), turned(0, 0)));
         assert_eq!(slot.stale(), 0b001);
+    }
+
+    #[test]
+    fn what_nobody_needs_is_forgotten_unless_somebody_writes() {
+        let slot = SlotCopies::new();
+        let _ = slot.begin_write();
+        slot.end_write(0b001);
+        assert!(slot.begin_copy(1, BOTH).is_some());
+        assert_eq!((slot.end_unneeded(), slot.has_page(), slot.stale()), (turned(0, 0b110), false, 0));
+        let _ = slot.begin_write();
+        slot.end_write(0b001);
+        assert!(slot.begin_copy(1, BOTH).is_some());
+        assert!(slot.begin_write());
+        assert_eq!((slot.end_unneeded(), slot.has_page()), (turned(0, 0), true), "it is being written");
+        slot.end_write(0b100);
+        assert_eq!((slot.stale(), slot.begin_copy(1, 0b111)), (0b011, Some(0b011)));
+        assert!(slot.end_copy(1, true));
     }
 
     #[test]

@@ -288,6 +288,16 @@ impl SlotMap {
         self.extent(index).free_word(i / 64)
     }
 
+    /// As [`SlotMap::free_of`], without those that are held for a child.
+    pub fn unneeded_of(&self, first: u64) -> u64 {
+        let Some((index, i)) = Slot::new(first.max(1)).map(locate) else { return u64::MAX };
+        if index >= self.extents.load(Ordering::Acquire) {
+            return u64::MAX;
+        }
+        let extent = self.extent(index);
+        extent.free_word(i / 64) & !extent.held[i / 64].load(Ordering::Relaxed)
+    }
+
     /// Slots of the parent's space that a forked child still uses.
     pub fn inherited(&self) -> u64 {
         self.inherited - self.owners.freed_in_base()

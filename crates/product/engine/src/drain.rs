@@ -262,7 +262,7 @@ impl<W: World> Engine<W> {
 
     /// Has the backend keep its pages ([`Spaces::keep`]).
     fn keep_pages(&self, core: usize) -> Option<u64> {
-        self.without_forks(core, || self.backend.keep())
+        self.without_forks(core, || self.backend.keep(&self.slots))
     }
 
     /// Runs `f` inside the gate, so that no fork comes between. For the drainer's thread, on its core.

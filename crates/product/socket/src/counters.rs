@@ -45,6 +45,7 @@ fn copy(seen: Seen) -> stats::SpaceCopy {
     let state = match seen {
         _ if seen.leaving => "leaving",
         _ if !seen.up => "down",
+        _ if seen.full => "full",
         _ if seen.filling => "filling",
         _ => "works",
     };

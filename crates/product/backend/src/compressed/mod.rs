@@ -282,8 +282,8 @@ impl Spaces for Compressed {
         if self.pool.forget_all(first, count) { lower.give_back(first, count) } else { Err(LATER) }
     }
 
-    fn keep(&self) -> Option<u64> {
-        self.lower.as_ref().and_then(|lower| lower.keep())
+    fn keep(&self, free: &dyn FreeSlots) -> Option<u64> {
+        self.lower.as_ref().and_then(|lower| lower.keep(free))
     }
 
     fn news(&self, tell: &mut dyn FnMut(&str, CopyChange)) {

@@ -4,6 +4,7 @@ use super::*;
 use crate::faulty::{FaultConfig, Faulty, Kind};
 use crate::ram::RamSpace;
 use farshore_config::Time;
+use farshore_core::seams::NoneFree;
 use farshore_random::{Rng, mix};
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -96,14 +97,9 @@ impl FreeSlots for Unused<'_> {
     fn free_of(&self, first: u64) -> u64 {
         (0..64).filter(|n| self.0.borrow().is_unused(first + n)).fold(0, |bits, n| bits | 1 << n)
     }
-}
 
-/// All slots are in use.
-struct NoneFree;
-
-impl FreeSlots for NoneFree {
-    fn free_of(&self, _: u64) -> u64 {
-        0
+    fn unneeded_of(&self, first: u64) -> u64 {
+        self.free_of(first)
     }
 }
 

@@ -8,27 +8,36 @@
 //! # One goes
 //!
 //! 1. At least two others stay, which answer and have each page that it has. Otherwise it is refused, and nothing is changed.
-//! 2. It takes no new write. Then its life is counted on: a write that began before does not count it when it ends ([`queue`](super::queue)).
+//! 2. It takes no new write. Then its life ends: a write that began before does not count it when it ends ([`queue`](super::queue)).
 //! 3. It is made stale in each slot, if the ones that stay have the page ([`SlotCopies::retire`](farshore_core::copies::SlotCopies::retire)). If one of them has lost a
 //!    page meanwhile, the copy stays: it is repaired as any other.
 //! 4. From then on nobody begins to read it. When the last reader has left, each queue's part is at rest, and the caller says that no other process reads there, it is
 //!    closed, and the place is empty. Until then it may be taken back: as a copy that has none of the pages.
 //!
-//! All of this is done by the one thread that keeps the space, while nobody can fork.
+//! # Forks
+//!
+//! All of this is done by the one thread that keeps the space. Servers are waited for, and slots gone through, while the process may fork. Only the steps that a child must
+//! not see by half are made by way of the caller's [`Alone`]: they wait for nobody. A child that is forked meanwhile has the copies of before, or of after.
 
 use super::place::{AWAY, Copy, EMPTY, GOING, GONE, OPEN};
-use super::{Mirror, Shared, Tally, locked};
+use super::{Mirror, Shared, Tally, locked, repair};
+use crate::any::AnyBackend;
 use crate::error::OpenError;
+use crate::sleep;
 use core::sync::atomic::Ordering;
 use farshore_config::{Size, SwapSpec};
 use farshore_core::copies::CopySet;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::IoError;
-use rustix::io::Errno;
 use std::fmt;
 
 /// Copies that a space has at least.
 const LEAST: u32 = 2;
+/// So long a copy that comes finds no room before it is said to have none, in ns.
+const FULL_FOR_NS: u64 = 3_000_000_000;
+
+/// Runs something while the process cannot fork.
+pub type Alone<'a> = &'a dyn Fn(&mut dyn FnMut());
 
 /// Why a copy does not come or go. Displays as a line: what is wrong, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,6 +110,17 @@ impl fmt::Display for NoExchange {
     }
 }
 
+/// How far a copy is that has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Coming {
+    /// It has all pages, or had once.
+    Whole,
+    /// It gets them.
+    Filled,
+    /// It has no room for so many of them, for some seconds now.
+    Full(u64),
+}
+
 /// How far a copy is that was taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leaving {
@@ -150,20 +170,15 @@ impl Mirror {
         }
     }
 
-    /// A copy comes: it is open from now on, and is filled by [`Spaces::keep`](farshore_core::seams::Spaces::keep). By the thread that keeps the space, while nobody can fork.
+    /// A copy comes: it is open from now on, and is filled by [`Spaces::keep`](farshore_core::seams::Spaces::keep). By the thread that keeps the space.
     ///
     /// # Errors
     /// Why not. Nothing has changed then.
-    pub fn add(&self, spec: &SwapSpec, notice: &mut dyn FnMut(&str)) -> Result<(), NoExchange> {
+    pub fn add(&self, spec: &SwapSpec, alone: Alone<'_>, notice: &mut dyn FnMut(&str)) -> Result<(), NoExchange> {
         self.may_add(spec)?;
         let shared = &*self.shared;
-        let mut repair = locked(&self.repair);
         let is_free = |n: &usize| shared.copies[*n].state() == EMPTY;
         let place = (0..shared.copies.len()).find(is_free).ok_or(NoExchange::Three)?;
-        if !repair.is_at_rest(place) {
-            return Err(NoExchange::Use(IoError::Device(Errno::BUSY.raw_os_error())));
-        }
-        repair.forget(place);
         let space = (self.open)(place, spec, notice).map_err(NoExchange::Open)?;
         let slot_bytes = |slots: u64| slots * PAGE_SIZE as u64;
         if let Some(room) = Copy::room(&space, spec.is_remote())
@@ -171,64 +186,98 @@ impl Mirror {
         {
             return Err(NoExchange::Small { bytes: slot_bytes(room), needed: self.slots.map(slot_bytes) });
         }
-        let copy = &shared.copies[place];
-        let begin = || {
-            repair.begin_beside(shared, place, &space, spec.is_remote())?;
-            copy.expect(spec);
-            copy.filling.store(true, Ordering::Relaxed);
-            // It has none of the pages, whatever was known of this number.
-            shared.lose(place);
-            shared.table.note_all(place);
-            repair.install(shared, place, space).map_err(NoExchange::Use)
-        };
-        if let Err(why) = begin() {
-            if copy.is_there() {
-                copy.take();
+        let queue = repair::try_out(shared, place, &space, spec.is_remote())?;
+        // It has none of the pages. As a rule that is known of a place without a copy.
+        shared.lose(place);
+        let mut comes = Some((space, queue));
+        while let Some((space, _)) = &comes {
+            if let Err(why) = shared.supply(place, space) {
+                shared.take_supply(place);
+                return Err(NoExchange::Use(why));
             }
-            // A write that does not end keeps its queue: `Repair::turn` drops it later.
-            if repair.is_at_rest(place) {
-                repair.forget(place);
-            }
-            return Err(why);
+            alone(&mut || {
+                // Before the parts, as the one who repairs.
+                let mut repair = locked(&self.repair);
+                shared.where_all_have(place, || {
+                    if let Some((space, queue)) = comes.take() {
+                        repair.begin_with(place, queue);
+                        self.begin(place, spec, space);
+                    }
+                });
+            });
         }
-        self.rename();
         Ok(())
     }
 
-    /// A copy that was taken away and is not closed yet is used again, and is filled as one that comes. By the thread that keeps the space, while nobody can fork.
+    fn begin(&self, place: usize, spec: &SwapSpec, space: AnyBackend) {
+        let copy = &self.shared.copies[place];
+        copy.expect(spec);
+        self.fill(place);
+        copy.put(space);
+        copy.rise(sleep::now_ns());
+        self.rename();
+    }
+
+    /// A copy that has none of the pages is to get them.
+    fn fill(&self, place: usize) {
+        let copy = &self.shared.copies[place];
+        copy.lacked.store(copy.behind(), Ordering::Relaxed);
+        copy.filling.store(true, Ordering::Relaxed);
+        copy.found_room();
+        self.shared.table.note_all(place);
+    }
+
+    /// A copy that was taken away and is not closed yet is used again, and is filled as one that comes. By the thread that keeps the space.
     /// Whether there is such a copy.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn take_back(&self, spec: &SwapSpec) -> Result<bool, NoExchange> {
+    pub fn take_back(&self, spec: &SwapSpec, alone: Alone<'_>) -> Result<bool, NoExchange> {
         let shared = &*self.shared;
         let Some(place) = self.place_of(spec).filter(|&n| shared.copies[n].state() == GONE) else { return Ok(false) };
         let copy = &shared.copies[place];
-        if copy.opened().is_none() {
-            copy.set_state(AWAY);
-        } else {
-            locked(&self.repair).supply(shared, place).map_err(NoExchange::Use)?;
-            copy.filling.store(true, Ordering::Relaxed);
-            // What a write has counted that ended since.
-            shared.lose(place);
-            shared.table.note_all(place);
-            copy.set_state(OPEN);
+        let Some(space) = copy.opened() else {
+            alone(&mut || {
+                copy.set_state(AWAY);
+                self.rename();
+            });
+            return Ok(true);
+        };
+        let mut is_back = false;
+        while !is_back {
+            // If one cannot have it, those of the others are taken back when the copy is closed.
+            shared.supply(place, &space).map_err(NoExchange::Use)?;
+            alone(&mut || {
+                shared.where_all_have(place, || {
+                    self.fill(place);
+                    copy.set_state(OPEN);
+                    self.rename();
+                    is_back = true;
+                });
+            });
         }
-        self.rename();
         Ok(true)
     }
 
-    /// How far a copy that has come is filled, in percent of the pages; 100: it has all, or had once. `None`: there is no such copy.
-    pub fn filled_percent(&self, spec: &SwapSpec) -> Option<u8> {
+    /// How far a copy is that has come. `None`: there is no such copy.
+    pub fn coming(&self, spec: &SwapSpec) -> Option<Coming> {
         let copy = &self.shared.copies[self.place_of(spec)?];
-        if !matches!(copy.state(), AWAY | OPEN) {
-            return None;
+        match copy.state() {
+            AWAY | OPEN if !copy.filling.load(Ordering::Relaxed) => Some(Coming::Whole),
+            AWAY | OPEN if copy.full_for_ns() > FULL_FOR_NS => Some(Coming::Full(copy.behind())),
+            AWAY | OPEN => Some(Coming::Filled),
+            _ => None,
         }
-        if !copy.filling.load(Ordering::Relaxed) {
+    }
+
+    /// How far a copy that has come is filled, in percent of what it lacked at first; 100: it has all, or had once. `None`: there is no such copy.
+    pub fn filled_percent(&self, spec: &SwapSpec) -> Option<u8> {
+        if self.coming(spec)? == Coming::Whole {
             return Some(100);
         }
-        let all = self.shared.pages().max(1);
-        Some((99 * all.saturating_sub(copy.behind()) / all) as u8)
+        let copy = &self.shared.copies[self.place_of(spec)?];
+        let lacked = copy.lacked.load(Ordering::Relaxed).max(1);
+        Some((99 * lacked.saturating_sub(copy.behind()) / lacked) as u8)
     }
 
     /// Looks which of the copies that have come have all pages now. By the thread that keeps the space.
@@ -274,11 +323,11 @@ impl Mirror {
         }
     }
 
-    /// A copy goes: it is used no more. [`Mirror::leave`] closes it. By the thread that keeps the space, while nobody can fork.
+    /// A copy goes: it is used no more. [`Mirror::leave`] closes it. By the thread that keeps the space.
     ///
     /// # Errors
     /// Why not. It is used as before then.
-    pub fn remove(&self, spec: &SwapSpec) -> Result<(), NoExchange> {
+    pub fn remove(&self, spec: &SwapSpec, alone: Alone<'_>) -> Result<(), NoExchange> {
         self.may_remove(spec)?;
         let Some(place) = self.place_of(spec) else { return Ok(()) };
         let (shared, copy, staying) = (&*self.shared, &self.shared.copies[place], self.staying(place)?);
@@ -286,7 +335,7 @@ impl Mirror {
         let before = copy.state();
         // In this order: a write that finds the new life finds this too.
         copy.set_state(if before == OPEN { GOING } else { GONE });
-        copy.life.fetch_add(1, Ordering::SeqCst);
+        shared.end_life(place);
         let (mut tally, mut needed) = (Tally::default(), false);
         for slot in 0..shared.table.used() * EXTENT_SLOTS as u64 {
             let Some(it) = shared.table.slot(slot) else { continue };
@@ -305,8 +354,10 @@ impl Mirror {
             // It had been written once more when we looked.
             return Err(NoExchange::Lacks(copy.name(), 1));
         }
-        copy.set_state(GONE);
-        self.rename();
+        alone(&mut || {
+            copy.set_state(GONE);
+            self.rename();
+        });
         Ok(())
     }
 
@@ -319,29 +370,45 @@ impl Mirror {
         }
     }
 
-    /// Closes a copy that was removed, if nobody uses it any more and `may_close`. By the thread that keeps the space, while nobody can fork.
-    pub fn leave(&self, spec: &SwapSpec, may_close: bool) -> Leaving {
+    /// Closes a copy that was removed, if nobody uses it any more and `may_close`. By the thread that keeps the space.
+    pub fn leave(&self, spec: &SwapSpec, may_close: bool, alone: Alone<'_>) -> Leaving {
         let Some(place) = self.place_of(spec) else { return Leaving::Closed };
         let (shared, copy) = (&*self.shared, &self.shared.copies[place]);
-        let mut repair = locked(&self.repair);
-        // No queue is made meanwhile.
-        let parts = locked(&shared.parts);
-        // All of them, one by one: what is at rest stays so.
-        let busy = parts.iter().filter(|parts| !parts.take_back(place)).count();
-        if busy > 0 || !may_close || !repair.is_at_rest(place) {
+        if !may_close || copy.state() != GONE {
             return Leaving::Used;
         }
+        // All of them, one by one: what is at rest stays so.
+        let all = locked(&shared.parts).clone();
+        if all.iter().filter(|parts| !parts.take_back(place)).count() > 0 {
+            return Leaving::Used;
+        }
+        drop(all);
         match copy.is_unused() {
             Ok(true) => {}
             Ok(false) => return Leaving::Used,
             Err(()) => return Leaving::Lent,
         }
-        let space = copy.take();
-        drop(parts);
-        repair.forget(place);
-        // What a write has counted that ended since.
-        shared.lose(place);
+        let (mut queue, mut space) = (None, None);
+        alone(&mut || {
+            let mut repair = locked(&self.repair);
+            let parts = locked(&shared.parts);
+            // A queue that was just being made when the copy went may have got a part since.
+            if !repair.is_at_rest(place) || parts.iter().any(|parts| parts.has(place)) {
+                return;
+            }
+            if let Some(taken) = copy.take() {
+                queue = repair.forget(place);
+                let files = taken.as_ref().and_then(AnyBackend::files);
+                // Claims of devices are the process', and a child has them on its list.
+                files.filter(|_| !spec.is_device()).into_iter().for_each(|files| self.closing.note(files.fds()));
+                space = Some(taken);
+            }
+        });
+        let Some(space) = space else { return Leaving::Used };
+        drop(queue);
+        // A disk may take its time for that.
         drop(space);
+        alone(&mut || self.closing.forget());
         Leaving::Closed
     }
 
@@ -375,12 +442,6 @@ impl Shared {
         let slots = 0..self.table.used() * EXTENT_SLOTS as u64;
         slots.filter_map(|slot| self.table.slot(slot)).filter(|slot| slot.has_page() && slot.stale() >> copy & 1 != 0).count()
             as u64
-    }
-
-    /// Slots that have a page.
-    fn pages(&self) -> u64 {
-        let slots = 0..self.table.used() * EXTENT_SLOTS as u64;
-        slots.filter_map(|slot| self.table.slot(slot)).filter(|slot| slot.has_page()).count() as u64
     }
 
     /// Whether all that stay have each page that copy `place` has.

@@ -48,11 +48,13 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use farshore_config::SwapSpec;
 use farshore_core::copies::{COPIES_MAX, CopySet, SlotCopies, Turned};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
-use farshore_core::seams::{Backend, CANNOT, CopyChange, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces};
+use farshore_core::seams::{
+    Backend, CANNOT, CopyChange, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces,
+};
 use farshore_core::word::Slot;
 use hedge::Hedges;
-use place::Copy;
 pub use place::Opened;
+use place::{Closing, Copy};
 use queue::{MirrorQueue, Parts};
 use repair::Repair;
 use rustix::fd::RawFd;
@@ -94,7 +96,9 @@ struct Shared {
     repairing: AtomicUsize,
     reads: AtomicU64,
     hedges: Hedges,
-    /// The parts of all queues. Locked when a queue comes or goes, and when a copy is opened or closed.
+    /// See [`repair`]; the first byte is the copy's number.
+    stamp: Box<PageBuf>,
+    /// The parts of all queues. Locked when a queue comes or goes, and when a copy begins to be used or is closed; never while anything is waited for.
     parts: Mutex<Vec<Arc<Parts>>>,
     /// A forked child's view of its parent's space: it reads, and repairs nothing. What its parent repairs it does not learn.
     is_parents: AtomicBool,
@@ -138,6 +142,58 @@ impl Shared {
 
     fn set(&self, is_in: impl Fn(&Copy) -> bool) -> CopySet {
         self.copies.iter().enumerate().filter(|(_, copy)| is_in(copy)).fold(0, |set, (n, _)| set | 1 << n)
+    }
+
+    /// What a copy has does not count any more, and no write that began before will. Nobody is waited for but threads that are just counting.
+    fn end_life(&self, copy: usize) {
+        self.copies[copy].life.fetch_add(1, Ordering::SeqCst);
+        // The queues of a forked child's parent are not here, and what they were doing at the fork does not go on.
+        if !self.is_parents.load(Ordering::Relaxed) {
+            locked(&self.parts).iter().for_each(|parts| parts.let_counting_end());
+        }
+    }
+
+    /// Makes the parts for a copy that queues lack. May wait for a server.
+    ///
+    /// # Errors
+    /// A queue cannot have one.
+    fn supply(&self, copy: usize, space: &AnyBackend) -> Result<(), IoError> {
+        let lacking: Vec<_> = locked(&self.parts).iter().filter(|parts| !parts.has(copy)).cloned().collect();
+        lacking.iter().try_for_each(|parts| parts.give(copy, space))
+    }
+
+    /// Takes back what [`Shared::supply`] has given for a copy that nobody writes to.
+    fn take_supply(&self, copy: usize) {
+        let all = locked(&self.parts).clone();
+        for parts in all {
+            // A queue's thread has it for a moment at most.
+            while !parts.take_back(copy) {
+                sleep::nap(LOCK_NAP_NS);
+            }
+        }
+    }
+
+    /// Runs `f`, by which a copy begins to be used, if each queue has a part for it. None is made meanwhile. `None`: one lacks it, and is to be supplied first.
+    fn where_all_have<R>(&self, copy: usize, f: impl FnOnce() -> R) -> Option<R> {
+        let all = locked(&self.parts);
+        all.iter().all(|parts| parts.has(copy)).then(f)
+    }
+
+    /// A copy that was expected is open, and is used from now on. While nobody can fork.
+    ///
+    /// # Errors
+    /// A queue cannot have a part for it.
+    fn install(&self, copy: usize, space: AnyBackend) -> Result<(), IoError> {
+        let mut space = Some(space);
+        while let Some(it) = &space {
+            if let Err(why) = self.supply(copy, it) {
+                self.take_supply(copy);
+                return Err(why);
+            }
+            self.where_all_have(copy, || space.take().into_iter().for_each(|space| self.copies[copy].put(space)));
+        }
+        self.copies[copy].rise(sleep::now_ns());
+        Ok(())
     }
 
     /// Counts what has become of a slot.
@@ -279,6 +335,7 @@ pub struct Mirror {
     slots: Option<u64>,
     /// Taken by the thread that keeps the space, and never waited for.
     repair: Mutex<Repair>,
+    closing: Closing,
     open: Open,
 }
 
@@ -299,6 +356,8 @@ pub struct Seen {
     pub filling: bool,
     /// It was taken away, and somebody may use it still.
     pub leaving: bool,
+    /// It has no room for pages that it does not have.
+    pub full: bool,
     /// Pages that it does not have yet.
     pub stale: u64,
     /// Reads of it that were late and sent to another copy too …
@@ -339,14 +398,27 @@ impl Mirror {
         }
         let table = Table::new(slots).map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
         let hedges = Hedges::new().map_err(|(bytes, errno)| OpenError::NoMemory { bytes, errno })?;
-        let parts = Mutex::new(Vec::new());
-        let is_parents = AtomicBool::new(false);
-        let shared =
-            Shared { copies, table, repairing: AtomicUsize::new(0), reads: AtomicU64::new(1), hedges, parts, is_parents };
-        let shared = Arc::new(shared);
+        let stamp = repair::new_stamp().map_err(|why| OpenError::Copies { what: name.clone(), why })?;
+        let shared = Arc::new(Shared {
+            copies,
+            table,
+            repairing: AtomicUsize::new(0),
+            reads: AtomicU64::new(1),
+            hedges,
+            stamp,
+            parts: Mutex::new(Vec::new()),
+            is_parents: AtomicBool::new(false),
+        });
         let repair = Repair::new(&shared, partly)
             .map_err(|(copy, why)| OpenError::Copies { what: shared.copies[copy].name().to_owned(), why })?;
-        Ok(Mirror { shared, name: RwLock::new(name.leak()), slots, repair: Mutex::new(repair), open })
+        Ok(Mirror {
+            shared,
+            name: RwLock::new(name.leak()),
+            slots,
+            repair: Mutex::new(repair),
+            closing: Closing::default(),
+            open,
+        })
     }
 
     /// The copies that are open. None is closed as long as its like is held.
@@ -361,6 +433,7 @@ impl Mirror {
             up: copy.is_up(),
             filling: copy.filling.load(Ordering::Relaxed),
             leaving: copy.is_leaving(),
+            full: copy.full_for_ns() > 0,
             stale: copy.behind(),
             hedged: copy.hedged.load(Ordering::Relaxed),
             hedged_won: copy.hedged_won.load(Ordering::Relaxed),
@@ -397,6 +470,7 @@ impl Mirror {
             (0..space.spaces()).for_each(|n| space.shut_space(n));
             space.close_shut();
         }
+        self.closing.close();
     }
 
     /// The descriptors of all copies.
@@ -445,13 +519,10 @@ impl Reads for Mirror {
         }
     }
 
+    /// Which copy it was of is not known here: another read of the slot may have noted another one since. So if it failed, none is blamed. It is read once more by
+    /// somebody who knows whom he asks.
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
-        let Some(copy) = self.shared.slot(first).and_then(SlotCopies::server) else { return Err(IoError::Short) };
-        // It may have been taken away meanwhile, and is open until this read has ended.
-        let Some(space) = self.shared.copies[copy].opened() else { return Err(IoError::Short) };
-        let read = space.finish_read(first, into, read);
-        drop(space);
-        self.ended(copy, first, into, read)
+        read.or_else(|_| self.read_run(first, into))
     }
 
     fn doubt(&self, slot: Slot) {
@@ -528,15 +599,15 @@ impl Spaces for Mirror {
         all
     }
 
-    fn keep(&self) -> Option<u64> {
-        let others = self.shared.up_spaces().filter_map(|(_, space)| space.keep()).min();
+    fn keep(&self, free: &dyn FreeSlots) -> Option<u64> {
+        let others = self.shared.up_spaces().filter_map(|(_, space)| space.keep(free)).min();
         let is_parents = self.shared.is_parents.load(Ordering::Relaxed);
         // Nobody else takes it: the thread that keeps the space is one.
         let own = self.repair.try_lock().map_or(LOOK_NS, |mut repair| {
             if !is_parents {
                 repair.open_more(&self.shared, self.slots, &self.open);
             }
-            repair.turn(&self.shared, !is_parents)
+            repair.turn(&self.shared, !is_parents, free)
         });
         self.look_at_filled();
         Some(others.map_or(own, |others| others.min(own)))
@@ -550,6 +621,10 @@ impl Spaces for Mirror {
             }
             if copy.told_down.swap(down, Ordering::Relaxed) != down {
                 tell(copy.name(), if down { CopyChange::Lost } else { CopyChange::Back(stale) });
+            }
+            let full = copy.full_for_ns() > 0;
+            if copy.told_full.swap(full, Ordering::Relaxed) != full && full {
+                tell(copy.name(), CopyChange::Full(stale));
             }
             if copy.filling.load(Ordering::Relaxed) {
                 continue;

@@ -11,10 +11,10 @@
 //!
 //! A copy that is GOING takes no write that begins from then on. One that is GONE is read by nobody who begins from then on. Whoever uses what is there holds the
 //! place's lock for reading ([`Copy::held`]), which is taken without waiting; the one thread that empties a place tries for the lock now and then, until it has it.
-//! The one thread that keeps the space makes all changes.
+//! The one thread that keeps the space makes all changes. It takes the lock for writing while nobody can fork: a child would find it taken for ever.
 
 use super::hedge::Late;
-use super::{LOCK_NAP_NS, PAUSE_MAX_NS, PAUSE_NS, SMOOTH, STREAK, is_lost};
+use super::{LOCK_NAP_NS, PAUSE_MAX_NS, PAUSE_NS, SMOOTH, STREAK, is_lost, locked};
 use crate::any::AnyBackend;
 use crate::sleep;
 use core::ops::Deref;
@@ -22,7 +22,9 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farshore_config::SwapSpec;
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::seams::{IoError, Spaces};
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fs::fstat;
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 pub(super) const EMPTY: u8 = 0;
 pub(super) const AWAY: u8 = 1;
@@ -55,6 +57,36 @@ impl Deref for Opened<'_> {
     }
 }
 
+/// Files that are just being closed, while the process may fork: a child closes its own. Changed while it cannot.
+#[derive(Debug, Default)]
+pub(super) struct Closing(Mutex<Vec<(RawFd, u64, u64)>>);
+
+/// Which file a descriptor is of.
+fn identity(fd: RawFd) -> Option<(u64, u64)> {
+    // SAFETY: asks about a number, whatever it is by now.
+    let stat = fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+impl Closing {
+    pub(super) fn note(&self, fds: impl Iterator<Item = RawFd>) {
+        let named = fds.filter_map(|fd| identity(fd).map(|(dev, ino)| (fd, dev, ino)));
+        locked(&self.0).extend(named);
+    }
+
+    pub(super) fn forget(&self) {
+        locked(&self.0).clear();
+    }
+
+    /// In a forked child. The number may be another file's by now, which is left alone.
+    pub(super) fn close(&self) {
+        for (fd, ..) in locked(&self.0).drain(..).filter(|&(fd, dev, ino)| identity(fd) == Some((dev, ino))) {
+            // SAFETY: the child's copy of a descriptor of its parent's, which nobody uses.
+            unsafe { rustix::io::close(fd) };
+        }
+    }
+}
+
 /// A place.
 #[derive(Debug)]
 pub(super) struct Copy {
@@ -80,6 +112,10 @@ pub(super) struct Copy {
     lent: AtomicBool,
     /// It has come while the program ran, and did not have all pages yet.
     pub(super) filling: AtomicBool,
+    /// So many pages it did not have when it came.
+    pub(super) lacked: AtomicU64,
+    /// Since when it has had no room for what was to be copied to it, ns; 0: it has room.
+    full_ns: AtomicU64,
     /// When it is asked next, how long the pause before that was, and since when it is up, ns.
     pub(super) due_ns: AtomicU64,
     pub(super) pause_ns: AtomicU64,
@@ -87,6 +123,7 @@ pub(super) struct Copy {
     /// It was whole when somebody was told last; and it was down.
     pub(super) told_whole: AtomicBool,
     pub(super) told_down: AtomicBool,
+    pub(super) told_full: AtomicBool,
     /// It has lost what it had, and nobody was told.
     pub(super) replaced: AtomicBool,
 }
@@ -109,11 +146,14 @@ impl Copy {
             stuck: AtomicBool::new(false),
             lent: AtomicBool::new(false),
             filling: AtomicBool::new(false),
+            lacked: AtomicU64::new(0),
+            full_ns: AtomicU64::new(0),
             due_ns: AtomicU64::new(0),
             pause_ns: AtomicU64::new(0),
             rose_ns: AtomicU64::new(0),
             told_whole: AtomicBool::new(true),
             told_down: AtomicBool::new(false),
+            told_full: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
         }
     }
@@ -173,13 +213,15 @@ impl Copy {
         }
     }
 
-    /// Empties the place, which nobody uses. What was there is for the caller to close. All that was noted of it is forgotten, but for the slots that are stale: those
+    /// Empties the place, if nobody uses it. What was there is for the caller to close. All that was noted of it is forgotten, but for the slots that are stale: those
     /// of a place without a copy are.
-    pub(super) fn take(&self) -> Option<AnyBackend> {
-        let held = self.changed().take();
+    pub(super) fn take(&self) -> Option<Option<AnyBackend>> {
+        let mut place = self.held.try_write().ok()?;
         let none = Copy::empty();
         self.down.store(true, Ordering::Release);
         self.state.store(EMPTY, Ordering::SeqCst);
+        let held = place.take();
+        drop(place);
         let numbers = [
             (&self.read_ns, &none.read_ns),
             (&self.hedged, &none.hedged),
@@ -187,6 +229,8 @@ impl Copy {
             (&self.due_ns, &none.due_ns),
             (&self.pause_ns, &none.pause_ns),
             (&self.rose_ns, &none.rose_ns),
+            (&self.lacked, &none.lacked),
+            (&self.full_ns, &none.full_ns),
         ];
         numbers.iter().for_each(|(here, none)| here.store(none.load(Ordering::Relaxed), Ordering::Relaxed));
         let marks = [
@@ -195,12 +239,36 @@ impl Copy {
             (&self.filling, &none.filling),
             (&self.told_whole, &none.told_whole),
             (&self.told_down, &none.told_down),
+            (&self.told_full, &none.told_full),
             (&self.replaced, &none.replaced),
         ];
         marks.iter().for_each(|(here, none)| here.store(none.load(Ordering::Relaxed), Ordering::Relaxed));
         self.streak.store(0, Ordering::Relaxed);
         self.late.forget();
-        held.and_then(|held| held.space)
+        Some(held.and_then(|held| held.space))
+    }
+
+    /// What was to be copied to it has found no room.
+    pub(super) fn found_no_room(&self) {
+        if self.full_ns.load(Ordering::Relaxed) == 0 {
+            self.full_ns.store(sleep::now_ns().max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Some of it has.
+    pub(super) fn found_room(&self) {
+        if self.full_ns.load(Ordering::Relaxed) != 0 {
+            self.full_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// For how many ns it has had no room for what it lacks; 0: it has room, or lacks nothing.
+    pub(super) fn full_for_ns(&self) -> u64 {
+        match self.full_ns.load(Ordering::Relaxed) {
+            0 => 0,
+            _ if self.behind() == 0 => 0,
+            since => sleep::now_ns().saturating_sub(since).max(1),
+        }
     }
 
     /// Its space, if it may be read and written.

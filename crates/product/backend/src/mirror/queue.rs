@@ -3,9 +3,11 @@
 //! The pages of a write belong to the copies' queues until all of them have ended: a copy that does not answer is waited for by its own queue, for
 //! a second or so ([`super`]), and writes that begin later pass it by.
 
-use super::{Shared, Tally, locked};
+use super::place::Opened;
+use super::{LOCK_NAP_NS, Shared, Tally, locked};
 use crate::any::{AnyBackend, AnyQueue};
-use core::sync::atomic::Ordering;
+use crate::sleep;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::copies::{COPIES_MAX, CopySet};
 use farshore_core::seams::{Backend, FaultsSeen, FreeSlots, IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
@@ -38,6 +40,10 @@ const NONE: Op = Op { first: 0, count: 0, tag: 0, left: 0, right: 0, lives: [0; 
 pub(super) struct Parts {
     depth: u32,
     queues: [Mutex<Option<AnyQueue>>; COPIES_MAX],
+    /// Whether there is a part for each copy. (The lock of one that is there may be held as long as a server is waited for.)
+    has: [AtomicBool; COPIES_MAX],
+    /// Odd while the queue's thread counts which copies have what was written: see [`farshore_core::copies`].
+    counting: AtomicU32,
 }
 
 impl Parts {
@@ -49,14 +55,35 @@ impl Parts {
 
     /// Whether there is a part for a copy.
     pub(super) fn has(&self, copy: usize) -> bool {
-        locked(&self.queues[copy]).is_some()
+        self.has[copy].load(Ordering::Acquire)
     }
 
-    /// Makes the part for a copy.
+    /// Makes the part for a copy, which has none. May wait for a server.
     pub(super) fn give(&self, copy: usize, space: &AnyBackend) -> Result<(), IoError> {
         let queue = space.queue(self.depth)?;
         *locked(&self.queues[copy]) = Some(queue);
+        self.has[copy].store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Runs `f`, which counts what was written. By the queue's thread.
+    fn counts<R>(&self, f: impl FnOnce() -> R) -> R {
+        let number = self.counting.load(Ordering::Relaxed);
+        self.counting.store(number.wrapping_add(1), Ordering::SeqCst);
+        let result = f();
+        // Release: who waits for this sees what was counted.
+        self.counting.store(number.wrapping_add(2), Ordering::Release);
+        result
+    }
+
+    /// Waits until what is just being counted, if anything is, has been. That waits for nobody.
+    pub(super) fn let_counting_end(&self) {
+        let number = self.counting.load(Ordering::SeqCst);
+        let mut looks = 0_u32;
+        while number % 2 == 1 && self.counting.load(Ordering::Acquire) == number {
+            looks += 1;
+            if looks.is_multiple_of(256) { sleep::nap(LOCK_NAP_NS) } else { core::hint::spin_loop() }
+        }
     }
 
     /// Takes the part for a copy back, if nothing is in flight there. Whether there is none now: it stays so.
@@ -65,6 +92,7 @@ impl Parts {
         if held.as_ref().is_some_and(|queue| queue.in_flight() > 0) {
             return false;
         }
+        self.has[copy].store(false, Ordering::Release);
         let part = held.take();
         drop(held);
         drop(part);
@@ -109,14 +137,25 @@ impl Drop for MirrorQueue {
 impl MirrorQueue {
     pub(super) fn new(shared: &Arc<Shared>, depth: u32) -> Result<MirrorQueue, IoError> {
         let depth = depth.max(1);
-        // No copy is opened or closed meanwhile.
-        let mut all = locked(&shared.parts);
-        let parts = Arc::new(Parts { depth, queues: Default::default() });
-        for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| !copy.is_leaving()) {
-            copy.opened().map_or(Ok(()), |space| parts.give(n, &space))?;
+        let parts = Arc::new(Parts { depth, queues: Default::default(), has: Default::default(), counting: AtomicU32::new(0) });
+        // None of these is closed, and another one put in its place, as long as it is held.
+        let mut held: [Option<Opened<'_>>; COPIES_MAX] = Default::default();
+        loop {
+            for (n, copy) in shared.copies.iter().enumerate().filter(|(n, _)| !parts.has(*n)) {
+                held[n] = copy.held();
+                held[n].as_ref().map_or(Ok(()), |space| parts.give(n, space))?;
+            }
+            // A copy comes while nobody has this, so each that has come by now has its part. No server is waited for under it.
+            let mut all = locked(&shared.parts);
+            if shared.copies.iter().enumerate().all(|(n, copy)| !copy.is_readable() || parts.has(n)) {
+                all.push(Arc::clone(&parts));
+                break;
+            }
+            drop(all);
+            sleep::nap(LOCK_NAP_NS);
         }
-        all.push(Arc::clone(&parts));
-        drop(all);
+        // The part of one that has gone meanwhile is taken back as from any other queue.
+        drop(held);
         Ok(MirrorQueue {
             shared: Arc::clone(shared),
             parts,
@@ -128,28 +167,20 @@ impl MirrorQueue {
     }
 
     /// A write has ended, whatever came of it.
-    fn finish(shared: &Shared, op: &Op) -> Result<(), IoError> {
-        let mut right = op.right;
-        let mut tally = Tally::default();
-        for n in 0..u64::from(op.count) {
-            if let Some(slot) = shared.table.slot(op.first + n) {
-                shared.note(&mut tally, op.first + n, slot.end_write(right));
-            }
-        }
-        shared.settle(tally);
-        // A copy that has lost what it had meanwhile, or was taken away: whoever found out has marked all slots, before we did or after. Its life was counted first.
-        for (n, copy) in shared.copies.iter().enumerate() {
-            if right >> n & 1 == 0 || copy.life.load(Ordering::SeqCst) == op.lives[n] {
-                continue;
-            }
-            right &= !(1 << n);
-            for at in op.first..op.first + u64::from(op.count) {
-                if let Some(slot) = shared.table.slot(at) {
-                    shared.count(at, slot.lose(1 << n));
+    fn finish(shared: &Shared, parts: &Parts, op: &Op) -> Result<(), IoError> {
+        parts.counts(|| {
+            // A copy that has lost what it had meanwhile, or was taken away, does not count. Who finds that out, or does it, counts its life on, and waits for us.
+            let lives = |n: usize| shared.copies[n].life.load(Ordering::SeqCst) == op.lives[n];
+            let right = (0..COPIES_MAX).filter(|&n| op.right >> n & 1 != 0 && lives(n)).fold(0, |set, n| set | 1 << n);
+            let mut tally = Tally::default();
+            for n in 0..u64::from(op.count) {
+                if let Some(slot) = shared.table.slot(op.first + n) {
+                    shared.note(&mut tally, op.first + n, slot.end_write(right));
                 }
             }
-        }
-        if right != 0 { Ok(()) } else { Err(op.why) }
+            shared.settle(tally);
+            if right != 0 { Ok(()) } else { Err(op.why) }
+        })
     }
 
     /// Takes what has ended at copy `n`, after waiting at most `ns` for the first. Whether a write has ended everywhere.
@@ -178,7 +209,7 @@ impl MirrorQueue {
             if op.left == 0 {
                 free.push(index as u32);
                 delivered = true;
-                done(op.tag, MirrorQueue::finish(shared, op));
+                done(op.tag, MirrorQueue::finish(shared, parts, op));
             }
         };
         match ns {
@@ -193,7 +224,7 @@ impl MirrorQueue {
         while let Some(index) = self.over.pop() {
             self.free.push(index);
             let op = &self.ops[index as usize];
-            done(op.tag, MirrorQueue::finish(&self.shared, op));
+            done(op.tag, MirrorQueue::finish(&self.shared, &self.parts, op));
         }
         any
     }

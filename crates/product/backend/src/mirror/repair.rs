@@ -2,16 +2,19 @@
 //!
 //! All of this is done by the one thread that keeps the space ([`Spaces::keep`](farshore_core::seams::Spaces::keep)), a little at a time, since nobody can fork
 //! meanwhile.
+//!
+//! Slots that no page has any more, and no child reads, are not copied: they are forgotten. That is found out when the repair of the slot was begun: whoever takes it
+//! after that for a page of its own finds the repair there, and says so ([`SlotCopies::end_unneeded`](farshore_core::copies::SlotCopies::end_unneeded)).
 
 use super::exchange::NoExchange;
 use super::place::{AWAY, Copy};
-use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared, locked};
+use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared};
 use crate::any::{AnyBackend, AnyQueue};
 use crate::sleep;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
-use farshore_core::copies::CopySet;
 use farshore_core::limits::EXTENT_SLOTS;
-use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, Reads, Spaces, WriteQueue};
 use farshore_core::word::Slot;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -34,7 +37,6 @@ pub(super) struct Repair {
     pages: Box<[PageBuf]>,
     /// What the stamp is read into.
     found: Box<PageBuf>,
-    stamp: Box<PageBuf>,
     /// The extent that is looked at next, for each copy.
     next: Box<[u64]>,
     /// Whose stamp is wrong, and all of whose slots are marked.
@@ -59,12 +61,102 @@ enum Stamp {
     Away,
 }
 
+/// Bytes that no other run has.
+///
+/// # Errors
+/// There are none to be had.
+pub(super) fn new_stamp() -> Result<Box<PageBuf>, IoError> {
+    let mut stamp = Box::new(PageBuf::ZERO);
+    let mut seed = [0; 32];
+    // More than that it gives at once, or nothing.
+    getrandom(&mut seed, GetRandomFlags::empty()).map_err(|errno| IoError::Device(errno.raw_os_error()))?;
+    stamp.0.chunks_exact_mut(seed.len()).for_each(|part| part.copy_from_slice(&seed));
+    Ok(stamp)
+}
+
+/// Where the stamp of a copy lies, if it has one: the last of its slots.
+fn stamp_of(space: &AnyBackend, remote: bool) -> Option<Slot> {
+    space.capacity().filter(|_| remote).and_then(|slots| Slot::new(slots - 1))
+}
+
+/// Whether a page is the stamp of a copy: each has its own number in it.
+fn is_stamp_of(shared: &Shared, copy: usize, page: &PageBuf) -> bool {
+    page.0[0] == copy as u8 && page.0[1..] == shared.stamp.0[1..]
+}
+
+/// Looks at a copy's stamp.
+fn look(shared: &Shared, copy: usize, space: &AnyBackend, place: Slot, found: &mut PageBuf) -> Stamp {
+    for last in [false, true] {
+        match space.read(place, found) {
+            Ok(()) if is_stamp_of(shared, copy, found) => return Stamp::Right,
+            // Once more: a bit may have turned on the way.
+            Ok(()) | Err(IoError::Short) if !last => {}
+            Ok(()) | Err(IoError::Short) => return Stamp::Wrong,
+            Err(why) if last || super::is_lost(why) => return Stamp::Away,
+            Err(_) => {}
+        }
+    }
+    Stamp::Wrong
+}
+
+/// Writes pages by a queue that has nothing in flight, and waits.
+///
+/// # Safety
+/// The pages stay as they are until the queue has nothing in flight.
+unsafe fn write_and_wait(queue: &mut AnyQueue, first: Slot, pages: &[PageBuf]) -> Result<(), IoError> {
+    let late = IoError::Device(Errno::TIMEDOUT.raw_os_error());
+    let mut ended = None;
+    // SAFETY: the caller keeps the pages as they are until the write has ended.
+    unsafe { queue.start_write(first, pages.as_ptr(), pages.len() as u32, 0) }.map_err(|()| late)?;
+    let until = sleep::now_ns() + PATIENCE_NS;
+    while queue.in_flight() > 0 && sleep::now_ns() < until {
+        queue.reap_within(PATIENCE_NS, &mut |_, result| ended = Some(result));
+    }
+    ended.unwrap_or(Err(late))
+}
+
+/// The first use of a copy that is to come to a place beside others, which nobody knows of yet. It may be one of them by another name: then its stamp has overwritten
+/// theirs, which is put back at once. Returns the queue for its repair. Waits for servers, and holds nothing meanwhile that a fork would copy.
+///
+/// # Errors
+/// It cannot be used, or is one of the others.
+pub(super) fn try_out(shared: &Shared, place: usize, space: &AnyBackend, remote: bool) -> Result<AnyQueue, NoExchange> {
+    let stamp = |copy: usize| {
+        let mut page = shared.stamp.clone();
+        page.0[0] = copy as u8;
+        page
+    };
+    // Dropped behind the queue, which waits for its writes then.
+    let own = stamp(place);
+    let mut queue = space.queue(1).map_err(NoExchange::Use)?;
+    let Some(at) = stamp_of(space, remote) else { return Ok(queue) };
+    // SAFETY: `own` is not changed, and if the write does not end, the queue is dropped first.
+    unsafe { write_and_wait(&mut queue, at, core::slice::from_ref(&own)) }.map_err(NoExchange::Use)?;
+    let mut found = Box::new(PageBuf::ZERO);
+    for (n, copy) in shared.copies.iter().enumerate().filter(|(n, copy)| *n != place && copy.is_remote() && copy.is_up()) {
+        let Some(there) = copy.opened() else { continue };
+        let Some(their) = stamp_of(&there, true) else { continue };
+        // One that lost its stamp before is found out about by the next look.
+        if look(shared, n, &there, their, &mut found) == Stamp::Wrong && is_stamp_of(shared, place, &found) {
+            // By the queue that is here: it is the same place. If that fails, the next look finds it wrong, and all is copied there again.
+            let theirs = stamp(n);
+            // SAFETY: as above: a queue whose write does not end is dropped before the page.
+            let _ = unsafe { write_and_wait(&mut queue, at, core::slice::from_ref(&theirs)) };
+            drop(queue);
+            return Err(NoExchange::Same(copy.name()));
+        }
+    }
+    Ok(queue)
+}
+
 /// What has become of a run.
 enum Copied {
     /// So many were copied; 0: nothing can be done about the first of them now.
     Run(usize),
     /// The copy that should have these many cannot read them.
     Unreadable(usize),
+    /// Nobody needs the first of them.
+    Unneeded,
 }
 
 impl Repair {
@@ -73,16 +165,10 @@ impl Repair {
     /// # Errors
     /// The copy that cannot be written, and why.
     pub(super) fn new(shared: &Shared, partly: bool) -> Result<Repair, (usize, IoError)> {
-        let mut stamp = Box::new(PageBuf::ZERO);
-        let mut seed = [0; 32];
-        // More than that it gives at once, or nothing.
-        getrandom(&mut seed, GetRandomFlags::empty()).map_err(|errno| (0, IoError::Device(errno.raw_os_error())))?;
-        stamp.0.chunks_exact_mut(seed.len()).for_each(|part| part.copy_from_slice(&seed));
         let mut repair = Repair {
             queues: shared.copies.iter().map(|_| None).collect(),
             pages: vec![PageBuf::ZERO; PAGES].into(),
             found: Box::new(PageBuf::ZERO),
-            stamp,
             next: vec![0; shared.copies.len()].into(),
             lost: vec![false; shared.copies.len()].into(),
             wrong: vec![0; shared.copies.len()].into(),
@@ -103,8 +189,8 @@ impl Repair {
         // Another copy may be the same server by another name, and have put its own stamp there.
         for (n, copy) in shared.copies.iter().enumerate().filter(|(_, copy)| copy.is_up()) {
             let Some(space) = copy.opened() else { continue };
-            let place = Repair::stamp_of(&space, copy.is_remote());
-            if place.is_some_and(|place| repair.look(n, &space, place) == Stamp::Wrong) {
+            let place = stamp_of(&space, copy.is_remote());
+            if place.is_some_and(|place| look(shared, n, &space, place, &mut repair.found) == Stamp::Wrong) {
                 return Err((n, IoError::Device(Errno::NOTUNIQ.raw_os_error())));
             }
         }
@@ -114,70 +200,16 @@ impl Repair {
     /// The first use of a copy.
     fn begin(&mut self, shared: &Shared, copy: usize, space: &AnyBackend, remote: bool) -> Result<(), IoError> {
         self.queues[copy] = Some(space.queue(1)?);
-        match Repair::stamp_of(space, remote) {
+        match stamp_of(space, remote) {
             Some(place) => self.put_stamp(shared, copy, place),
             None => Ok(()),
         }
     }
 
-    /// The first use of a copy that comes to a place beside others. It may be one of them by another name: then its stamp has overwritten theirs, which is put back at
-    /// once.
-    ///
-    /// # Errors
-    /// It cannot be used, or is one of the others.
-    pub(super) fn begin_beside(
-        &mut self,
-        shared: &Shared,
-        place: usize,
-        space: &AnyBackend,
-        remote: bool,
-    ) -> Result<(), NoExchange> {
-        self.begin(shared, place, space, remote).map_err(NoExchange::Use)?;
-        let others = shared.copies.iter().enumerate().filter(|(n, copy)| *n != place && copy.is_remote() && copy.is_up());
-        let mut same = None;
-        for (n, copy) in others {
-            let Some(there) = copy.opened() else { continue };
-            let Some(stamp) = Repair::stamp_of(&there, true) else { continue };
-            // One that lost its stamp before is found out about by the next look.
-            if self.look(n, &there, stamp) == Stamp::Wrong
-                && self.found.0[0] == place as u8
-                && self.found.0[1..] == self.stamp.0[1..]
-            {
-                // If that fails, the next look finds it wrong, and all is copied there again.
-                let _ = self.put_stamp(shared, n, stamp);
-                same = Some(copy.name());
-            }
-        }
-        same.map_or(Ok(()), |name| Err(NoExchange::Same(name)))
-    }
-
-    /// A copy that is open is used from now on: by each queue, and by readers.
-    ///
-    /// # Errors
-    /// A queue has no part for it. None has then.
-    pub(super) fn install(&mut self, shared: &Shared, copy: usize, space: AnyBackend) -> Result<(), IoError> {
-        // No queue is made meanwhile: it would lack the copy, and not be known.
-        let all = locked(&shared.parts);
-        if let Err(why) = all.iter().try_for_each(|parts| parts.give(copy, &space)) {
-            all.iter().for_each(|parts| {
-                parts.take_back(copy);
-            });
-            return Err(why);
-        }
-        shared.copies[copy].put(space);
-        drop(all);
-        shared.copies[copy].rise(sleep::now_ns());
-        Ok(())
-    }
-
-    /// A copy that was taken away is used again: queues that were made meanwhile, or have given their part back, get one.
-    ///
-    /// # Errors
-    /// A queue cannot have one.
-    pub(super) fn supply(&self, shared: &Shared, copy: usize) -> Result<(), IoError> {
-        let all = locked(&shared.parts);
-        let Some(space) = shared.copies[copy].opened() else { return Ok(()) };
-        all.iter().filter(|parts| !parts.has(copy)).try_for_each(|parts| parts.give(copy, &space))
+    /// A copy has come, and this is the queue for its repair.
+    pub(super) fn begin_with(&mut self, copy: usize, queue: AnyQueue) {
+        drop(self.forget(copy));
+        self.queues[copy] = Some(queue);
     }
 
     /// Whether nothing of ours is in flight at a copy.
@@ -188,10 +220,10 @@ impl Repair {
         })
     }
 
-    /// A copy has gone, or has not come: nothing is known of its place.
-    pub(super) fn forget(&mut self, copy: usize) {
-        self.queues[copy] = None;
+    /// A copy has gone: nothing is known of its place. Returns the queue, for the caller to drop.
+    pub(super) fn forget(&mut self, copy: usize) -> Option<AnyQueue> {
         (self.next[copy], self.lost[copy], self.wrong[copy], self.not_before_ns[copy]) = (0, false, 0, 0);
+        self.queues[copy].take()
     }
 
     /// Opens a copy that was away until now, if it is there.
@@ -212,13 +244,8 @@ impl Repair {
                 self.queues[n] = None;
                 continue;
             }
-            let _ = self.install(shared, n, space);
+            let _ = shared.install(n, space);
         }
-    }
-
-    /// Where the stamp of a copy lies, if it has one: the last of its slots.
-    fn stamp_of(space: &AnyBackend, remote: bool) -> Option<Slot> {
-        space.capacity().filter(|_| remote).and_then(|slots| Slot::new(slots - 1))
     }
 
     /// Puts the stamp on a copy.
@@ -226,7 +253,7 @@ impl Repair {
         if self.is_busy() {
             return Err(IoError::Device(Errno::BUSY.raw_os_error()));
         }
-        self.pages[0].clone_from(&self.stamp);
+        self.pages[0].clone_from(&shared.stamp);
         // Each copy has its own.
         self.pages[0].0[0] = copy as u8;
         self.write(shared, copy, place, 1)
@@ -236,38 +263,19 @@ impl Repair {
     fn write(&mut self, shared: &Shared, copy: usize, first: Slot, count: usize) -> Result<(), IoError> {
         let late = IoError::Device(Errno::TIMEDOUT.raw_os_error());
         let Some(queue) = &mut self.queues[copy] else { return Err(late) };
-        let mut ended = None;
         // SAFETY: the pages live as long as the queue, which is dropped before them, and are not changed while any has something in flight: `turn` and `put_stamp` look at
         // that first.
-        unsafe { queue.start_write(first, self.pages.as_ptr(), count as u32, 0) }.map_err(|()| late)?;
-        let until = sleep::now_ns() + PATIENCE_NS;
-        while queue.in_flight() > 0 && sleep::now_ns() < until {
-            queue.reap_within(PATIENCE_NS, &mut |_, result| ended = Some(result));
-        }
+        let ended = unsafe { write_and_wait(queue, first, &self.pages[..count]) };
         if queue.in_flight() > 0 {
             // Before its slots are free for others: see `Copy::stuck`.
             shared.copies[copy].stuck.store(true, Ordering::Release);
         }
-        ended.unwrap_or(Err(late))
-    }
-
-    fn look(&mut self, copy: usize, space: &AnyBackend, place: Slot) -> Stamp {
-        for last in [false, true] {
-            match space.read(place, &mut self.found) {
-                Ok(()) if self.found.0[0] == copy as u8 && self.found.0[1..] == self.stamp.0[1..] => return Stamp::Right,
-                // Once more: a bit may have turned on the way.
-                Ok(()) | Err(IoError::Short) if !last => {}
-                Ok(()) | Err(IoError::Short) => return Stamp::Wrong,
-                Err(why) if last || super::is_lost(why) => return Stamp::Away,
-                Err(_) => {}
-            }
-        }
-        Stamp::Wrong
+        ended
     }
 
     /// Looks at what is due, and copies a little if `repairs`: a forked child has its parent's copies, and leaves their queues alone. Returns after how many ns to
     /// come again.
-    pub(super) fn turn(&mut self, shared: &Shared, repairs: bool) -> u64 {
+    pub(super) fn turn(&mut self, shared: &Shared, repairs: bool, free: &dyn FreeSlots) -> u64 {
         let is_stuck = repairs && self.is_stuck(shared);
         let repairs = repairs && !is_stuck;
         let mut again = LOOK_NS;
@@ -279,10 +287,6 @@ impl Repair {
             } else if it.is_readable() && (!it.is_up() || it.is_remote()) {
                 self.ask(shared, copy, repairs);
             }
-            // Of one that did not come because its first write did not end in time.
-            if !it.is_there() && self.queues[copy].is_some() && self.is_at_rest(copy) {
-                self.forget(copy);
-            }
         }
         // A stamp may be on its way still.
         if !repairs || self.is_busy() {
@@ -293,10 +297,16 @@ impl Repair {
             if sleep::now_ns() < self.not_before_ns[copy] {
                 continue;
             }
-            match self.copy_some(shared, copy) {
-                Ok(true) => again = again.min(REST_NS),
+            match self.copy_some(shared, copy, free) {
+                Ok(true) => {
+                    shared.copies[copy].found_room();
+                    again = again.min(REST_NS);
+                }
                 Ok(false) => self.look_at_all(shared, copy),
                 Err(why) => {
+                    if why == IoError::Full {
+                        shared.copies[copy].found_no_room();
+                    }
                     shared.copies[copy].failed(why);
                     self.not_before_ns[copy] = sleep::now_ns() + REFUSED_NS;
                     if self.is_busy() {
@@ -341,16 +351,16 @@ impl Repair {
         let it = &shared.copies[copy];
         it.due_ns.store(sleep::now_ns() + LOOK_NS, Ordering::Relaxed);
         let Some(space) = it.opened() else { return };
-        let place = Repair::stamp_of(&space, it.is_remote());
-        match place.map_or(Stamp::Right, |place| self.look(copy, &space, place)) {
+        let place = stamp_of(&space, it.is_remote());
+        match place.map_or(Stamp::Right, |place| look(shared, copy, &space, place, &mut self.found)) {
             Stamp::Right => (self.lost[copy], self.wrong[copy]) = (false, 0),
             Stamp::Wrong => {
                 // The stamp first. Were it put after the life is counted, the copy could be emptied once more before it is put, and have a right stamp and not what was
                 // written in between. All is lost even if the stamp is not put: it may have been, and the answer lost.
                 let put = place.filter(|_| repairs).map(|place| self.put_stamp(shared, copy, place));
                 if repairs || !self.lost[copy] {
-                    // The life first: a write that began before does not count (`MirrorQueue::finish`).
-                    it.life.fetch_add(1, Ordering::SeqCst);
+                    // A write that began before does not count (`MirrorQueue::finish`).
+                    shared.end_life(copy);
                     shared.lose(copy);
                 }
                 if !std::mem::replace(&mut self.lost[copy], true) {
@@ -380,7 +390,7 @@ impl Repair {
     ///
     /// # Errors
     /// The copy does not take them.
-    fn copy_some(&mut self, shared: &Shared, copy: usize) -> Result<bool, IoError> {
+    fn copy_some(&mut self, shared: &Shared, copy: usize, free: &dyn FreeSlots) -> Result<bool, IoError> {
         let used = shared.table.used();
         for _ in 0..used {
             let extent = self.next[copy] % used;
@@ -407,7 +417,7 @@ impl Repair {
                     break;
                 }
                 let most = if slot < singly { 1 } else { budget };
-                match self.copy_run(shared, copy, slot, end.min(slot + most as u64)) {
+                match self.copy_run(shared, copy, slot..end.min(slot + most as u64), free) {
                     Ok(Copied::Unreadable(count)) if count > 1 => singly = slot + count as u64,
                     // It is being written, or no other copy has it, or can be read now.
                     Ok(copied @ (Copied::Unreadable(_) | Copied::Run(0))) => {
@@ -418,6 +428,11 @@ impl Repair {
                         if unreadable == UNREADABLE_MAX {
                             break;
                         }
+                    }
+                    // Unless somebody has begun to write it, it is stale no more.
+                    Ok(Copied::Unneeded) => {
+                        left |= shared.table.slot(slot).is_some_and(|it| it.stale() >> copy & 1 != 0);
+                        slot += 1;
                     }
                     Ok(Copied::Run(count)) => {
                         (any, budget) = (true, budget - count);
@@ -440,15 +455,23 @@ impl Repair {
         Ok(false)
     }
 
-    /// Copies the run of stale slots from `slot` on, to `end` at most, and all from one copy.
-    fn copy_run(&mut self, shared: &Shared, copy: usize, slot: u64, end: u64) -> Result<Copied, IoError> {
+    /// Copies the run of stale slots at the beginning of these, all from one copy.
+    fn copy_run(&mut self, shared: &Shared, copy: usize, slots: Range<u64>, free: &dyn FreeSlots) -> Result<Copied, IoError> {
         shared.repairing.store(copy, Ordering::Release);
         let up = shared.up();
-        let mut have: CopySet = up & !(1 << copy);
+        let (slot, mut have) = (slots.start, up & !(1 << copy));
         let mut count = 0;
-        while slot + (count as u64) < end {
-            let Some(it) = shared.table.slot(slot + count as u64) else { break };
+        for (n, number) in slots.enumerate() {
+            let Some(it) = shared.table.slot(number) else { break };
             let Some(stale) = it.begin_copy(copy, have) else { break };
+            // Asked only now: whoever takes the slot for a page from here on finds the repair.
+            if free.unneeded_of(number & !63) >> (number & 63) & 1 != 0 {
+                shared.count(number, it.end_unneeded());
+                if n == 0 {
+                    return Ok(Copied::Unneeded);
+                }
+                break;
+            }
             have &= !stale;
             count += 1;
         }

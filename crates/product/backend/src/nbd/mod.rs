@@ -49,7 +49,7 @@ use connect::{Failure, Peer, Place};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_config::{NbdExport, NbdServer, SwapSpec};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
-use farshore_core::seams::{Backend, CANNOT, IoError, MemoryBudget, PageBuf, Reads, Spaces};
+use farshore_core::seams::{Backend, CANNOT, FreeSlots, IoError, MemoryBudget, PageBuf, Reads, Spaces};
 use farshore_core::word::Slot;
 use farshore_sys::cpu;
 use farshore_sys::fd::Fd;
@@ -502,7 +502,7 @@ impl Spaces for NbdSpace {
 
     /// A server may forget an export some time after its last connection (`farshore node --keep`). So one that was lost is made
     /// again although nobody needs it now.
-    fn keep(&self) -> Option<u64> {
+    fn keep(&self, _free: &dyn FreeSlots) -> Option<u64> {
         self.lines.iter().for_each(Line::look);
         if !self.lines.iter().any(Line::has_connection) {
             // A server that is away is not waited for from now on: nobody needs it yet.

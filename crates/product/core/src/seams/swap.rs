@@ -94,6 +94,8 @@ pub enum CopyChange {
     Replaced(u64),
     /// It has all pages again.
     Whole,
+    /// It has no room: so many pages are not there.
+    Full(u64),
 }
 
 impl core::fmt::Display for CopyChange {
@@ -105,6 +107,9 @@ impl core::fmt::Display for CopyChange {
             CopyChange::Replaced(0) => f.write_str("has lost its pages, and has them again"),
             CopyChange::Replaced(pages) => write!(f, "has lost its pages: {pages} are copied to it again"),
             CopyChange::Whole => f.write_str("has all pages again"),
+            CopyChange::Full(pages) => {
+                write!(f, "has no room for {pages} pages, which the others have: make room there, or exchange it (farshore set)")
+            }
         }
     }
 }
@@ -147,8 +152,8 @@ pub trait Spaces: Send + Sync {
     fn close_space(&self, _space: usize) {}
     /// What keeps the pages where they are although nobody reads or writes them: a server may forget those of a client that has
     /// left it. Returns after how many ns it wants to be called again; `None`: nothing is to be done. Blocks: for a thread that may
-    /// wait.
-    fn keep(&self) -> Option<u64> {
+    /// wait. `free`: which slots have no page.
+    fn keep(&self, _free: &dyn FreeSlots) -> Option<u64> {
         None
     }
     /// Calls `tell` with the name of each copy with which something has happened since the last call, and what. A forked child's space calls nobody: its
@@ -230,6 +235,9 @@ pub trait FreeSlots {
     /// write to it.
     fn free_of(&self, first: u64) -> u64;
 
+    /// The same, where no forked child may read the slot either.
+    fn unneeded_of(&self, first: u64) -> u64;
+
     /// Whether this slot has no page.
     fn is_free(&self, slot: Slot) -> bool {
         self.free_of(slot.number() & !63) >> (slot.number() & 63) & 1 != 0
@@ -239,5 +247,23 @@ pub trait FreeSlots {
 impl FreeSlots for SlotMap {
     fn free_of(&self, first: u64) -> u64 {
         SlotMap::free_of(self, first)
+    }
+
+    fn unneeded_of(&self, first: u64) -> u64 {
+        SlotMap::unneeded_of(self, first)
+    }
+}
+
+/// All slots have pages: for a space of which nobody keeps account.
+#[derive(Clone, Copy, Debug)]
+pub struct NoneFree;
+
+impl FreeSlots for NoneFree {
+    fn free_of(&self, _first: u64) -> u64 {
+        0
+    }
+
+    fn unneeded_of(&self, _first: u64) -> u64 {
+        0
     }
 }

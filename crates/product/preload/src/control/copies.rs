@@ -1,20 +1,30 @@
 //! Copies of a space that is kept several times (`mirror:`), which come and go while the program runs: `farshore set PID swap+=…` and `swap-=…` as well.
 //!
-//! As with spaces of files ([`super::spaces`]): the control thread refuses what cannot be, and notes the rest; the drainer's thread does the work, inside the gate, so
-//! that no fork comes between ([`farshore_backend::mirror::exchange`] says what is done).
+//! As with spaces of files ([`super::spaces`]): the control thread refuses what cannot be, and notes the rest; the drainer's thread does the work. It waits for servers while
+//! the process may fork; only what a child must not see by half is done inside the gate ([`farshore_backend::mirror::exchange`]).
 //!
-//! A copy that comes has come when it has all pages. One that goes is used no more by this process at once, and has gone when it is closed. Children that were forked
-//! before still read what their parent had written from the copies of that moment: files that they have open themselves, and servers. So a server has gone when they
-//! have ended, and the user hears of it.
+//! A copy that comes has come when it has all pages. One that has no room for them is taken away again, and the user hears of it.
+//!
+//! # Children
+//!
+//! A copy that goes is used no more by this process at once. It has gone when it is closed, and the children that were forked before have ended, and theirs. Until then
+//! they use what was there when they were forked, whether it is a server or a file:
+//!
+//! - they read what their parent had written;
+//! - one that has not written yet opens a space of its own there when it first needs it. It could not open what has come since: servers and devices are claimed by
+//!   descriptors that it does not have;
+//! - what they start by exec begins with the same copies.
+//!
+//! So the command waits for them, and the user is told how many there are.
 
 use super::spaces::Here;
 use crate::family;
-use crate::ground::changes::{State, What};
+use crate::ground::changes::{Reader, State, What};
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, locked};
 use farshore_backend::AnyBackend;
 use farshore_backend::mirror::Mirror;
-use farshore_backend::mirror::exchange::Leaving;
+use farshore_backend::mirror::exchange::{Coming, Leaving};
 use farshore_config::SwapSpec;
 use farshore_config::control::Set;
 
@@ -83,31 +93,56 @@ impl Here {
         let runtime = self.runtime;
         let mirror = runtime.copies()?.ok_or("the swap space is not kept several times")?;
         let tell = &mut |notice: &str| report::line(format_args!("{notice}"));
-        let begun = runtime.engine.without_forks(self.core, || match what {
-            What::RemoveCopy => mirror.remove(spec),
-            _ => mirror.take_back(spec).and_then(|is_back| if is_back { Ok(()) } else { mirror.add(spec, tell) }),
-        });
+        let alone = |f: &mut dyn FnMut()| runtime.engine.without_forks(self.core, f);
+        let begun = match what {
+            What::RemoveCopy => mirror.remove(spec, &alone),
+            _ => mirror.take_back(spec, &alone).and_then(|is_back| if is_back { Ok(()) } else { mirror.add(spec, &alone, tell) }),
+        };
         begun.map_err(|why| why.to_string())?;
         self.note_change();
         if what == What::RemoveCopy {
-            // A file stays as long as one of them has it open. Nothing keeps a server.
-            let readers = if spec.is_remote() { family::readers(runtime) } else { Vec::new() };
-            if !readers.is_empty() && !runtime.options.followed {
-                report::line(format_args!(
-                    "swap space {spec}, one of several copies, is used no more but by {} processes that this one has forked: keep it until they have ended",
-                    readers.len()
-                ));
-            }
-            runtime
-                .changes
-                .list
-                .with(|list| list.iter_mut().filter(|asked| asked.id == id).for_each(|asked| asked.readers.clone_from(&readers)));
+            self.note_readers(id, spec);
         } else {
             // It goes no more.
             let off = "called off by swap+=; it is used again".to_owned();
             runtime.changes.end(|asked| asked.what == What::RemoveCopy && asked.spec == *spec, Err(off));
         }
         Ok(())
+    }
+
+    /// A copy goes: notes the processes that may use it still.
+    fn note_readers(&self, id: u64, spec: &SwapSpec) {
+        let runtime = self.runtime;
+        let readers = family::readers(runtime);
+        if !readers.is_empty() && !runtime.options.followed {
+            report::line(format_args!(
+                "swap space {spec}, one of several copies, is used no more but by {} processes that this one has forked: keep it until they have ended",
+                readers.len()
+            ));
+        }
+        runtime
+            .changes
+            .list
+            .with(|list| list.iter_mut().filter(|asked| asked.id == id).for_each(|asked| asked.readers.clone_from(&readers)));
+    }
+
+    /// A copy that has come has no room: it is taken away again. What the user is told.
+    fn take_away_full(&self, mirror: &Mirror, spec: &SwapSpec, lacks: u64) -> String {
+        let runtime = self.runtime;
+        let what = format!(
+            "it has no room for {} of pages, which the others have; ",
+            farshore_config::Size(lacks * farshore_core::limits::PAGE_SIZE as u64)
+        );
+        let alone = |f: &mut dyn FnMut()| runtime.engine.without_forks(self.core, f);
+        match mirror.remove(spec, &alone) {
+            Ok(()) => {
+                self.note_change();
+                let id = runtime.changes.note(spec.clone(), What::RemoveCopy, State::UnderWay);
+                self.note_readers(id, spec);
+                what + "it is taken away again: make room there and try again, or name a larger place"
+            }
+            Err(why) => what + &format!("it stays there, and lacks them ({why}): make room there, or take it away (swap-=)"),
+        }
     }
 
     /// Looks after copies that are filled, or are to be closed.
@@ -123,15 +158,17 @@ impl Here {
         });
         for (id, what, spec, readers) in under_way {
             let result = match what {
-                What::AddCopy => match mirror.filled_percent(&spec) {
-                    Some(100) => Ok(()),
-                    Some(_) => continue,
+                What::AddCopy => match mirror.coming(&spec) {
+                    Some(Coming::Whole) => Ok(()),
+                    Some(Coming::Filled) => continue,
+                    Some(Coming::Full(lacks)) => Err(self.take_away_full(mirror, &spec, lacks)),
                     None => Err("it was taken away again before it had all pages".to_owned()),
                 },
                 What::RemoveCopy => {
                     let living = if readers.is_empty() { readers } else { family::readers(runtime) };
                     let may_close = !family::has_tied() && !self.any_reads(id, &living);
-                    match runtime.engine.without_forks(self.core, || mirror.leave(&spec, may_close)) {
+                    let alone = |f: &mut dyn FnMut()| runtime.engine.without_forks(self.core, f);
+                    match mirror.leave(&spec, may_close, &alone) {
                         Leaving::Closed => {
                             self.note_change();
                             Ok(())
@@ -151,7 +188,7 @@ impl Here {
     }
 
     /// Whether one of these reads from the copy which goes by this change.
-    fn any_reads(&self, id: u64, living: &[(u32, u32)]) -> bool {
+    fn any_reads(&self, id: u64, living: &[Reader]) -> bool {
         self.runtime.changes.list.with(|list| {
             let mut noted = list.iter().filter(|asked| asked.id == id).flat_map(|asked| &asked.readers);
             noted.any(|reader| living.contains(reader))

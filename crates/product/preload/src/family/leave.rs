@@ -11,23 +11,27 @@
 //!   say how much that still is;
 //! - the description by which it is alive stays, for reading alone: the process still reads what its relatives had evicted when
 //!   it was forked, and they read what it had. If it has children in the old family, it looks at their lines in a mapping that it
-//!   cannot write.
+//!   cannot write. There may be nobody left who notes there that they have ended, so it looks at their locks as well.
 //!
 //! A process that is alone takes its family with it. A process that could go back to the family's user has that user's rights,
 //! and stays.
 
-use super::{Files, Heir, KIN, Kin, LEDGER, LEFT, Ledger, MAP_SHARED, NOBODY, enter, make_file, nudge, settle};
+use super::{FREE, Files, Heir, KIN, Kin, LEDGER, LEFT, Ledger, Lines, MAP_SHARED, NOBODY, enter, make_file, nudge, settle};
+use crate::ground::changes::Reader;
 use crate::ground::runtime::Runtime;
 use core::sync::atomic::Ordering;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, users};
 use farshore_sys::{own, vm};
+use rustix::fd::AsFd;
 
 const MAP_FIXED: u64 = 0x10;
 
 /// What is left of a family that this process was in.
 struct Former {
+    /// As [`Kin::number`].
+    number: u32,
     /// The description by which it is alive there.
     alive: Fd,
     /// Its children there.
@@ -119,10 +123,18 @@ fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
     debug_assert!(core::ptr::eq(LEDGER.load(Ordering::Acquire), ledger));
 
     let shares_limit = kin.shares_limit;
-    let new =
-        Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user: users[0], seen: super::budget::Seen::default() };
+    let new = Kin {
+        number: kin.number + 1,
+        file,
+        alive,
+        me: line,
+        heirs: Vec::new(),
+        shares_limit,
+        user: users[0],
+        seen: super::budget::Seen::default(),
+    };
     let old = core::mem::replace(kin, new);
-    FORMERS.with(|formers| formers.push(Former { alive: old.alive, heirs: old.heirs, ledger: before }));
+    FORMERS.with(|formers| formers.push(Former { number: old.number, alive: old.alive, heirs: old.heirs, ledger: before }));
     if shares_limit {
         runtime.engine.set_budget(me);
     }
@@ -156,12 +168,57 @@ pub(super) fn look(runtime: &Runtime) -> bool {
         for former in formers.iter_mut() {
             let Some(ledger) = former.ledger else { continue };
             super::release_ended(&mut former.heirs, &former.alive);
-            changed |= settle(runtime, ledger, &mut former.heirs);
+            let alive = &former.alive;
+            let is_over = |heir: &Heir| super::has_another_generation(ledger, heir) || has_ended(ledger, alive, heir.line);
+            changed |= settle(runtime, &mut former.heirs, is_over);
             if former.heirs.is_empty() {
                 former.ledger.take().into_iter().for_each(unmap);
             }
         }
         changed
+    })
+}
+
+/// Whether the process of a line has ended, and each that it has forked, and those. As `bury` finds it out, for a ledger that cannot be written.
+#[inline(never)]
+fn has_ended(ledger: &Ledger, alive: &Fd, line: u32) -> bool {
+    let lives = |line: usize| fd::is_byte_locked(alive.as_fd(), line as u32);
+    if lives(line as usize) {
+        return false;
+    }
+    let members = ledger.used();
+    let mut tree = Lines::NONE;
+    tree.add(line as usize);
+    loop {
+        let mut has_grown = false;
+        for (n, member) in members.iter().enumerate().filter(|(_, member)| member.state.load(Ordering::Acquire) != FREE) {
+            if !tree.has(n) && tree.has(member.parent.load(Ordering::Relaxed) as usize) {
+                if lives(n) {
+                    return false;
+                }
+                tree.add(n);
+                has_grown = true;
+            }
+        }
+        // A process that has ended forks no more. So its children are looked for once more when that is known of it.
+        if !has_grown {
+            return true;
+        }
+    }
+}
+
+/// Children in former families. [`look`] comes before.
+pub(super) fn readers() -> Vec<Reader> {
+    FORMERS.with(|formers| formers.iter().flat_map(|former| former.heirs.iter().map(|heir| heir.reader(former.number))).collect())
+}
+
+/// As [`super::has_tied`], for former families.
+pub(super) fn has_tied() -> bool {
+    FORMERS.with(|formers| {
+        formers.iter_mut().any(|former| {
+            super::release_ended(&mut former.heirs, &former.alive);
+            former.heirs.iter().any(Heir::shares_table)
+        })
     })
 }
 
@@ -184,7 +241,6 @@ pub(super) fn own_fds() -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fd::AsFd as _;
 
     #[test]
     fn who_is_alive_is_seen_where_file_and_lock_share_a_description() {

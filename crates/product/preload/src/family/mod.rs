@@ -37,6 +37,7 @@ pub mod pilot;
 
 pub use leave::{leave, may_leave};
 
+use crate::ground::changes::Reader;
 use crate::ground::own_threads;
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, uninterrupted};
@@ -121,6 +122,14 @@ enum Tie {
 }
 
 impl Heir {
+    fn shares_table(&self) -> bool {
+        matches!(self.tied, Some((_, Tie::Table(_))))
+    }
+
+    fn reader(&self, family: u32) -> Reader {
+        Reader { family, line: self.line, generation: self.generation }
+    }
+
     /// Whether the process of a tied child is not there any more.
     fn has_ended(&self) -> bool {
         const SYS_KILL: u64 = 62;
@@ -134,6 +143,8 @@ impl Heir {
 
 /// What this process knows of its family.
 struct Kin {
+    /// How many families it was in before.
+    number: u32,
     /// The ledger's file.
     file: Fd,
     /// The description by which this process is alive.
@@ -177,13 +188,14 @@ fn forget_ties(heirs: &mut Vec<Heir>, closes: bool) {
     }
 }
 
-/// Whether a forked child shares this process' table of descriptors.
+/// Whether a forked child shares this process' table of descriptors, in this family or in one that it was in before.
 pub fn has_tied() -> bool {
-    KIN.with(|kin| {
+    let here = KIN.with(|kin| {
         let Some(kin) = kin else { return false };
         kin.release_ended();
-        kin.heirs.iter().any(|heir| matches!(heir.tied, Some((_, Tie::Table(_)))))
-    })
+        kin.heirs.iter().any(Heir::shares_table)
+    });
+    here || leave::has_tied()
 }
 
 static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
@@ -258,7 +270,7 @@ fn join(options: &Options, limit: impl FnOnce() -> u64) -> Result<(), Errno> {
     ledger.members[line as usize].pid.store(getpid(), Ordering::Relaxed);
     let shares_limit = !options.memory_per_process;
     let user = users()[0];
-    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
+    let kin = Kin { number: 0, file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
     if shares_limit && !is_new {
         // A process that is gone (as a rule the program that this process was before its exec) has nothing.
         while bury(ledger, &kin) {}
@@ -672,14 +684,17 @@ fn look(runtime: &Runtime) -> bool {
     runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| look_after(runtime, ledger, kin))))
 }
 
-/// Processes that this one has forked, and that may read pages which it has written; and those whose children do. (Line and generation.)
-pub fn readers(runtime: &Runtime) -> Vec<(u32, u32)> {
+/// Processes that this one has forked, and that may read pages which it has written; and those whose children do. Those of families that it was in before, too.
+pub fn readers(runtime: &Runtime) -> Vec<Reader> {
     let Some(ledger) = ledger() else { return Vec::new() };
     let living = |kin: &mut Kin| {
         kin.release_ended();
         while bury(ledger, kin) {}
-        settle(runtime, ledger, &mut kin.heirs);
-        kin.heirs.iter().map(|heir| (heir.line, heir.generation)).collect()
+        settle(runtime, &mut kin.heirs, |heir| has_another_generation(ledger, heir));
+        leave::look(runtime);
+        let mut all = leave::readers();
+        all.extend(kin.heirs.iter().map(|heir| heir.reader(kin.number)));
+        all
     };
     // As in `look`.
     runtime.space.with(|_| KIN.with(|kin| kin.as_mut().map_or_else(Vec::new, living)))
@@ -692,15 +707,20 @@ fn look_after(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
     if kin.shares_limit && own_threads::has_kin() {
         changed |= budget::balance(runtime, ledger, kin);
     }
-    changed |= settle(runtime, ledger, &mut kin.heirs);
+    changed |= settle(runtime, &mut kin.heirs, |heir| has_another_generation(ledger, heir));
     changed | leave::look(runtime)
 }
 
+/// Whether the ledger says that an heir has ended, and all that it has forked.
+fn has_another_generation(ledger: &Ledger, heir: &Heir) -> bool {
+    ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation
+}
+
 /// Gives up the slots that are held for heirs that are not there any more. Returns whether there were any.
-fn settle(runtime: &Runtime, ledger: &Ledger, heirs: &mut Vec<Heir>) -> bool {
+fn settle(runtime: &Runtime, heirs: &mut Vec<Heir>, is_over: impl Fn(&Heir) -> bool) -> bool {
     let before = heirs.len();
     heirs.retain(|heir| {
-        let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
+        let over = is_over(heir);
         if over {
             runtime.engine.slots.unshare(heir.share);
             runtime.engine.wake_giver();

@@ -42,12 +42,20 @@ pub struct Asked {
     pub spec: SwapSpec,
     pub what: What,
     pub state: State,
-    /// Processes that read from the copy which goes.
+    /// Processes that may use the copy which goes.
     pub readers: Vec<Reader>,
 }
 
-/// A process of the family, by its line there and the line's generation.
-pub type Reader = (u32, u32);
+/// A process that this one has forked, and those that it has forked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reader {
+    /// Which of the families that this process has been in.
+    pub family: u32,
+    /// Its line there.
+    pub line: u32,
+    /// The line's generation.
+    pub generation: u32,
+}
 
 /// All changes of this process, in order.
 #[derive(Debug)]
