@@ -401,7 +401,7 @@ fn one_of_two_copies_may_do_what_it_wants() {
         let failed = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let again = rig.engine.backend.keep().unwrap_or(0);
+                    let again = rig.engine.backend.keep(&rig.engine.slots).unwrap_or(0);
                     std::thread::sleep(Duration::from_nanos(again.min(1_000_000)));
                 }
             });

@@ -6,13 +6,18 @@ use common::{Dir, check, page, pages, slot, write};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::{FaultConfig, Kind};
 use farshore_backend::mirror::Mirror;
-use farshore_backend::mirror::exchange::{Leaving, NoExchange};
+use farshore_backend::mirror::exchange::{Alone, Coming, Leaving, NoExchange};
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
-use farshore_core::seams::{Backend, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{Backend, CopyChange, FreeSlots, IoError, NoneFree, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_random::Rng;
+use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Nobody forks here.
+const ALONE: Alone<'_> = &|f| f();
 
 fn spec(name: &str) -> SwapSpec {
     SwapSpec::Dir(format!("/{name}").into())
@@ -48,13 +53,13 @@ fn keep_until(mirror: &Mirror, what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
     while !is_so() {
         assert!(since.elapsed().as_secs() < 60, "it never comes: {what}; {:?}", mirror.seen().collect::<Vec<_>>());
-        let again = mirror.keep().expect("it wants to be called again");
+        let again = mirror.keep(&NoneFree).expect("it wants to be called again");
         std::thread::sleep(Duration::from_nanos(again.min(20_000_000)));
     }
 }
 
 fn add(mirror: &Mirror, name: &str) -> Result<(), NoExchange> {
-    mirror.add(&spec(name), &mut |_| {})
+    mirror.add(&spec(name), ALONE, &mut |_| {})
 }
 
 fn fill(mirror: &Mirror, name: &str) {
@@ -64,9 +69,9 @@ fn fill(mirror: &Mirror, name: &str) {
 
 /// Takes a copy away, and waits until it is closed.
 fn take(mirror: &Mirror, name: &str) {
-    mirror.remove(&spec(name)).unwrap();
+    mirror.remove(&spec(name), ALONE).unwrap();
     let since = Instant::now();
-    while mirror.leave(&spec(name), true) != Leaving::Closed {
+    while mirror.leave(&spec(name), true, ALONE) != Leaving::Closed {
         assert!(since.elapsed().as_secs() < 60, "{name} is not closed");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -92,7 +97,7 @@ fn a_copy_comes_and_the_first_ones_go() {
     let late = pages(100, 20, 2);
     write::<Mirror>(&mut queue, 100, &late).unwrap();
     assert_eq!(mirror.seen().last().unwrap().stale, 320);
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/c", 320)));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Lacks("dir:/c", 320)));
     keep_until(&mirror, "it is filled", || mirror.filled_percent(&spec("c")) == Some(100));
     assert!(mirror.seen().all(|copy| !copy.filling && copy.stale == 0));
     take(&mirror, "a");
@@ -119,23 +124,23 @@ fn what_cannot_come_or_go_is_refused() {
     let mirror = mirror(&["a", "b"]);
     let mut queue = mirror.queue(4).unwrap();
     write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Two));
-    assert_eq!(mirror.remove(&spec("x")), Err(NoExchange::NoCopy("dir:/a, dir:/b".into())));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Two));
+    assert_eq!(mirror.remove(&spec("x"), ALONE), Err(NoExchange::NoCopy("dir:/a, dir:/b".into())));
     assert_eq!(add(&mirror, "a"), Err(NoExchange::There));
     assert_eq!(add(&mirror, "c16"), Err(NoExchange::Small { bytes: 16 << 20, needed: Some(32 << 20) }));
-    assert_eq!(mirror.add(&"ram:lz4".parse().unwrap(), &mut |_| {}), Err(NoExchange::Pool));
+    assert_eq!(mirror.add(&"ram:lz4".parse().unwrap(), ALONE, &mut |_| {}), Err(NoExchange::Pool));
     assert_eq!(names(&mirror).len(), 2);
     add(&mirror, "c64").unwrap();
     assert_eq!(add(&mirror, "d"), Err(NoExchange::Three));
     assert_eq!(add(&mirror, "c64"), Err(NoExchange::There));
-    assert_eq!(mirror.remove(&spec("b")), Err(NoExchange::Lacks("dir:/c64", 40)));
+    assert_eq!(mirror.remove(&spec("b"), ALONE), Err(NoExchange::Lacks("dir:/c64", 40)));
     // The one that is filled may go; the rest is as it was.
     take(&mirror, "c64");
     assert_eq!(names(&mirror), ["a", "b"]);
     fill(&mirror, "c64");
     set(&mirror, "b", Kind::WriteError, 1.0);
     (0..4).for_each(|n| write::<Mirror>(&mut queue, 600 + n, &pages(600 + n, 1, 3)).unwrap());
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Down("dir:/b")));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Down("dir:/b")));
     // One that is down goes, if the others have all.
     take(&mirror, "b");
     mirror.copies().for_each(|copy| check(&*copy, 7, &pages(7, 40, 1)));
@@ -154,12 +159,12 @@ fn a_copy_that_alone_has_a_page_stays() {
     set(&mirror, "b", Kind::Full, 1.0);
     set(&mirror, "c", Kind::Full, 1.0);
     write::<Mirror>(&mut queue, 20, &pages(20, 1, 2)).unwrap();
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/b", 1)));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Lacks("dir:/b", 1)));
     check(&mirror, 20, &pages(20, 1, 2));
     assert!(mirror.seen().all(|copy| copy.up && !copy.leaving));
     set(&mirror, "b", Kind::Full, 0.0);
     keep_until(&mirror, "the second has it", || mirror.seen().nth(1).unwrap().stale == 0);
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Lacks("dir:/c", 1)));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Lacks("dir:/c", 1)));
     set(&mirror, "c", Kind::Full, 0.0);
     keep_until(&mirror, "all have it", || mirror.seen().all(|copy| copy.stale == 0));
     take(&mirror, "a");
@@ -187,11 +192,14 @@ fn a_copy_that_goes_is_open_until_its_last_reader_has_left() {
             })
             .collect();
         std::thread::sleep(Duration::from_millis(100));
-        mirror.remove(&spec("a")).unwrap();
-        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Used);
+        mirror.remove(&spec("a"), ALONE).unwrap();
+        assert_eq!(mirror.leave(&spec("a"), true, ALONE), Leaving::Used);
         assert!(mirror.seen().any(|copy| copy.leaving));
         readers.into_iter().for_each(|reader| reader.join().unwrap());
-        assert_eq!((mirror.leave(&spec("a"), false), mirror.leave(&spec("a"), true)), (Leaving::Used, Leaving::Closed));
+        assert_eq!(
+            (mirror.leave(&spec("a"), false, ALONE), mirror.leave(&spec("a"), true, ALONE)),
+            (Leaving::Used, Leaving::Closed)
+        );
     });
     assert_eq!(names(&mirror), ["b", "c"]);
 }
@@ -201,12 +209,12 @@ fn a_copy_that_was_taken_away_is_taken_back_as_an_empty_one() {
     let mirror = mirror(&["a", "b", "c"]);
     let mut queue = mirror.queue(4).unwrap();
     write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
-    mirror.remove(&spec("a")).unwrap();
-    assert_eq!((mirror.remove(&spec("a")), add(&mirror, "a")), (Err(NoExchange::Goes), Err(NoExchange::Goes)));
+    mirror.remove(&spec("a"), ALONE).unwrap();
+    assert_eq!((mirror.remove(&spec("a"), ALONE), add(&mirror, "a")), (Err(NoExchange::Goes), Err(NoExchange::Goes)));
     write::<Mirror>(&mut queue, 20, &pages(20, 8, 2)).unwrap();
     let mut second = mirror.queue(4).unwrap();
-    assert_eq!(mirror.leave(&spec("a"), false), Leaving::Used);
-    assert_eq!((mirror.take_back(&spec("b")), mirror.take_back(&spec("a"))), (Ok(false), Ok(true)));
+    assert_eq!(mirror.leave(&spec("a"), false, ALONE), Leaving::Used);
+    assert_eq!((mirror.take_back(&spec("b"), ALONE), mirror.take_back(&spec("a"), ALONE)), (Ok(false), Ok(true)));
     assert_eq!(mirror.seen().map(|copy| copy.stale).collect::<Vec<_>>(), [40, 0, 0]);
     write::<Mirror>(&mut second, 30, &pages(30, 4, 3)).unwrap();
     assert_eq!(mirror.seen().map(|copy| copy.stale).collect::<Vec<_>>(), [36, 0, 0], "its queue has a part for it");
@@ -233,14 +241,149 @@ fn a_file_that_was_lent_is_closed_when_all_faults_have_ended() {
         _ => None,
     });
     let (copy, fd) = lent.expect("nobody reads by a descriptor");
-    mirror.remove(&specs[copy]).unwrap();
-    assert_eq!(mirror.leave(&specs[copy], true), Leaving::Lent);
+    mirror.remove(&specs[copy], ALONE).unwrap();
+    assert_eq!(mirror.leave(&specs[copy], true, ALONE), Leaving::Lent);
     let there = || std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
     assert!(there().starts_with(&dirs[copy].0), "it is {}", there().display());
     mirror.faults_have_ended(&specs[copy]);
-    assert_eq!(mirror.leave(&specs[copy], true), Leaving::Closed);
+    assert_eq!(mirror.leave(&specs[copy], true, ALONE), Leaving::Closed);
     assert!(!there().starts_with(&dirs[copy].0), "{} is open still", there().display());
     check(&mirror, 7, &pages(7, 40, 1));
+}
+
+/// It is not known which copy it was: another read of the slot has noted another one meanwhile.
+#[test]
+fn a_read_by_a_descriptor_that_fails_is_held_against_no_other_copy() {
+    let dirs = [Dir::new(), Dir::new()];
+    let specs: Vec<_> = dirs.iter().map(|dir| SwapSpec::Dir(dir.0.clone())).collect();
+    let open = |_, spec: &SwapSpec, notice: &mut dyn FnMut(&str)| AnyBackend::open(core::slice::from_ref(spec), false, notice);
+    let mirror = Mirror::open(&specs, false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 1, 1)).unwrap();
+    (0..200).for_each(|_| check(&mirror, 7, &pages(7, 1, 1)));
+    let mut tried = [0; 2];
+    while tried.iter().any(|&times| times < 4) {
+        let mut into = [PageBuf::ZERO];
+        let ReadBegun::File { fd, .. } = mirror.begin_read(slot(7), &mut into) else { continue };
+        let copy = mirror.copies().position(|copy| copy.fds().any(|its| its == fd)).unwrap();
+        tried[copy] += 1;
+        // Both copies are read meanwhile.
+        (0..130).for_each(|_| check(&mirror, 7, &pages(7, 1, 1)));
+        mirror.finish_read(slot(7), &mut into, Err(IoError::Device(5))).unwrap();
+        assert!(into[0].0 == page(7, 1).0);
+        let seen: Vec<_> = mirror.seen().map(|copy| (copy.up, copy.stale)).collect();
+        assert_eq!(seen, [(true, 0), (true, 0)], "copy {copy} was lent, and another one is said to have failed");
+    }
+}
+
+#[test]
+fn a_copy_without_room_is_told_of() {
+    let mirror = mirror(&["a", "b"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    add(&mirror, "c").unwrap();
+    set(&mirror, "c", Kind::Full, 1.0);
+    assert_eq!(mirror.coming(&spec("c")), Some(Coming::Filled));
+    let mut told = Vec::new();
+    let news = |told: &mut Vec<(String, CopyChange)>| mirror.news(&mut |copy, change| told.push((copy.to_owned(), change)));
+    keep_until(&mirror, "it is said to be full", || mirror.coming(&spec("c")) == Some(Coming::Full(40)));
+    assert!(mirror.seen().last().is_some_and(|copy| copy.up && copy.full && copy.stale == 40));
+    (0..3).for_each(|_| news(&mut told));
+    assert_eq!(told, [("dir:/c".to_owned(), CopyChange::Full(40))], "once");
+    // It goes, or is filled when there is room.
+    take(&mirror, "c");
+    add(&mirror, "c").unwrap();
+    set(&mirror, "c", Kind::Full, 1.0);
+    keep_until(&mirror, "it is full again", || mirror.seen().last().unwrap().full);
+    set(&mirror, "c", Kind::Full, 0.0);
+    keep_until(&mirror, "it is filled", || mirror.coming(&spec("c")) == Some(Coming::Whole));
+    assert!(mirror.seen().all(|copy| !copy.full && copy.stale == 0));
+    // One that was there from the start.
+    set(&mirror, "a", Kind::Full, 1.0);
+    write::<Mirror>(&mut queue, 20, &pages(20, 8, 2)).unwrap();
+    told.clear();
+    keep_until(&mirror, "it is told", || mirror.seen().next().unwrap().full);
+    news(&mut told);
+    assert_eq!(told, [("dir:/a".to_owned(), CopyChange::Full(8))]);
+}
+
+/// Every slot from this one on that is no multiple of 3 has no page any more.
+struct From(u64);
+
+impl FreeSlots for From {
+    fn free_of(&self, first: u64) -> u64 {
+        (0..64).filter(|n| first + n >= self.0 && (first + n) % 3 != 0).fold(0, |bits, n| bits | 1 << n)
+    }
+
+    fn unneeded_of(&self, first: u64) -> u64 {
+        self.free_of(first)
+    }
+}
+
+#[test]
+fn what_nobody_needs_is_not_copied() {
+    let mirror = mirror(&["a", "b"]);
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 300, 1)).unwrap();
+    add(&mirror, "c").unwrap();
+    let since = Instant::now();
+    while mirror.coming(&spec("c")) != Some(Coming::Whole) {
+        assert!(since.elapsed().as_secs() < 60, "{:?}", mirror.seen().collect::<Vec<_>>());
+        let _ = mirror.keep(&From(50));
+    }
+    let copy = mirror.copies().last().unwrap();
+    for n in 7..307 {
+        let mut there = PageBuf::ZERO;
+        copy.read(slot(n), &mut there).unwrap();
+        let is_needed = n < 50 || n % 3 == 0;
+        assert_eq!(there.0 == page(n, 1).0, is_needed, "slot {n}");
+        assert!(is_needed || there.0 == PageBuf::ZERO.0, "slot {n} was written there");
+    }
+    drop(copy);
+    assert!(mirror.seen().all(|copy| copy.stale == 0));
+    // What is used again is everywhere.
+    write::<Mirror>(&mut queue, 100, &pages(100, 40, 2)).unwrap();
+    take(&mirror, "a");
+    mirror.copies().for_each(|copy| check(&*copy, 100, &pages(100, 40, 2)));
+    mirror.copies().for_each(|copy| check(&*copy, 7, &pages(7, 43, 1)));
+}
+
+/// Nothing is opened or closed while nobody can fork.
+#[test]
+fn files_come_and_go_while_the_process_may_fork() {
+    let dirs = [Dir::new(), Dir::new(), Dir::new()];
+    let specs: Vec<_> = dirs.iter().map(|dir| SwapSpec::Dir(dir.0.clone())).collect();
+    let is_alone = Arc::new(AtomicBool::new(false));
+    let opening = Arc::clone(&is_alone);
+    let open = move |_, spec: &SwapSpec, notice: &mut dyn FnMut(&str)| {
+        assert!(!opening.load(Ordering::Relaxed), "a copy is opened while nobody can fork");
+        AnyBackend::open(core::slice::from_ref(spec), false, notice)
+    };
+    let mirror = Mirror::open(&specs[..2], false, Box::new(open), &mut |_| {}).unwrap();
+    let mut queue = mirror.queue(4).unwrap();
+    write::<Mirror>(&mut queue, 7, &pages(7, 40, 1)).unwrap();
+    let there = || {
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        fds.filter(|file| dirs.iter().any(|dir| file.starts_with(&dir.0))).count()
+    };
+    let times = Cell::new(0);
+    let alone = |f: &mut dyn FnMut()| {
+        let before = there();
+        is_alone.store(true, Ordering::Relaxed);
+        f();
+        is_alone.store(false, Ordering::Relaxed);
+        times.set(times.get() + 1);
+        assert_eq!(there(), before, "a file is opened or closed while nobody can fork");
+    };
+    mirror.add(&specs[2], &alone, &mut |_| {}).unwrap();
+    assert_eq!((times.get(), there()), (1, 3));
+    keep_until(&mirror, "it is filled", || mirror.coming(&specs[2]) == Some(Coming::Whole));
+    mirror.remove(&specs[0], &alone).unwrap();
+    while mirror.leave(&specs[0], true, &alone) != Leaving::Closed {
+        mirror.faults_have_ended(&specs[0]);
+    }
+    assert_eq!((times.get() >= 4, there()), (true, 2));
+    mirror.copies().for_each(|copy| check(&*copy, 7, &pages(7, 40, 1)));
 }
 
 #[test]
@@ -251,7 +394,7 @@ fn a_copy_that_fails_while_it_is_filled_is_filled_later_or_goes() {
     add(&mirror, "c").unwrap();
     set(&mirror, "c", Kind::WriteError, 1.0);
     keep_until(&mirror, "it is down", || !mirror.seen().last().unwrap().up);
-    assert_eq!(mirror.remove(&spec("a")), Err(NoExchange::Down("dir:/c")));
+    assert_eq!(mirror.remove(&spec("a"), ALONE), Err(NoExchange::Down("dir:/c")));
     set(&mirror, "c", Kind::WriteError, 0.0);
     keep_until(&mirror, "it is filled", || mirror.filled_percent(&spec("c")) == Some(100));
     take(&mirror, "b");
@@ -275,7 +418,7 @@ fn copies_are_exchanged_under_load() {
             let (mut turns, mut there) = (0, ["a", "b", "c", "d"]);
             let mut random = Rng::new(3);
             let keep = || {
-                let again = mirror.keep().unwrap();
+                let again = mirror.keep(&NoneFree).unwrap();
                 std::thread::sleep(Duration::from_nanos(again.min(500_000)));
             };
             while !over.load(Ordering::Relaxed) {
@@ -289,14 +432,14 @@ fn copies_are_exchanged_under_load() {
                 let goes = there[random.below(2) as usize];
                 let since = Instant::now();
                 loop {
-                    match mirror.remove(&spec(goes)) {
+                    match mirror.remove(&spec(goes), ALONE) {
                         Ok(()) => break,
                         Err(NoExchange::Lacks(..) | NoExchange::Down(_)) => keep(),
                         Err(why) => panic!("{why}"),
                     }
                     assert!(since.elapsed().as_secs() < 60, "{:?}", mirror.seen().collect::<Vec<_>>());
                 }
-                while mirror.leave(&spec(goes), true) != Leaving::Closed {
+                while mirror.leave(&spec(goes), true, ALONE) != Leaving::Closed {
                     keep();
                 }
                 let stays = if goes == there[0] { there[1] } else { there[0] };
@@ -373,13 +516,13 @@ fn a_write_that_had_begun_does_not_count_where_a_copy_has_gone() {
         // SAFETY: the pages outlive the completion, which is waited for.
         unsafe { queue.start_write(slot(7), new.as_ptr(), 4, 1) }.unwrap();
         queue.reap(false, &mut |_, _| panic!("it has ended already"));
-        mirror.remove(&spec("a")).unwrap();
-        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Used, "a write is under way");
+        mirror.remove(&spec("a"), ALONE).unwrap();
+        assert_eq!(mirror.leave(&spec("a"), true, ALONE), Leaving::Used, "a write is under way");
         let mut ended = None;
         queue.reap(true, &mut |_, result| ended = Some(result));
         assert_eq!(ended.map(|result| result.is_ok()), Some(!others_fail), "the copy that has gone alone has it");
         assert_eq!(mirror.seen().next().map(|copy| (copy.leaving, copy.stale)), Some((true, 4)));
-        assert_eq!(mirror.leave(&spec("a"), true), Leaving::Closed);
+        assert_eq!(mirror.leave(&spec("a"), true, ALONE), Leaving::Closed);
         if !others_fail {
             check(&mirror, 7, &new);
         }

@@ -8,7 +8,7 @@ use farshore_backend::faulty::{FaultConfig, Kind};
 use farshore_backend::mirror::Mirror;
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
-use farshore_core::seams::{Backend, CopyChange, IoError, LATER, PageBuf, Reads, Spaces};
+use farshore_core::seams::{Backend, CopyChange, IoError, LATER, NoneFree, PageBuf, Reads, Spaces};
 use farshore_random::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn keep_until(mirror: &Mirror, what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
     while !is_so() {
         assert!(since.elapsed().as_secs() < 30, "it never comes: {what}; {:?} {:?}", up(mirror), stale(mirror));
-        let again = mirror.keep().expect("it wants to be called again");
+        let again = mirror.keep(&NoneFree).expect("it wants to be called again");
         std::thread::sleep(Duration::from_nanos(again.min(20_000_000)));
     }
 }
@@ -208,7 +208,7 @@ fn one_copy_may_do_what_it_wants() {
         let (mirror, over) = (&mirror, &over);
         scope.spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                let again = mirror.keep().unwrap();
+                let again = mirror.keep(&NoneFree).unwrap();
                 std::thread::sleep(Duration::from_nanos(again.min(1_000_000)));
             }
         });
@@ -361,7 +361,7 @@ fn a_copy_that_is_emptied_twice_gets_everything_again() {
     empty(place, 1);
     set(&mirror, 0, Kind::WriteDelay, 1.0);
     std::thread::scope(|scope| {
-        let keeper = scope.spawn(|| mirror.keep());
+        let keeper = scope.spawn(|| mirror.keep(&NoneFree));
         std::thread::sleep(Duration::from_millis(300));
         set(&mirror, 0, Kind::WriteDelay, 0.0);
         write::<Mirror>(&mut queue, 100, &pages(100, 4, 1)).unwrap();
@@ -388,7 +388,7 @@ fn a_copy_that_has_no_room_for_its_stamp_is_left_alone_for_now() {
     let mut queue = mirror.queue(4).unwrap();
     write::<Mirror>(&mut queue, 7, &pages(7, 4, 1)).unwrap();
     assert_eq!((up(&mirror), stale(&mirror)), (vec![false, true], vec![4, 0]));
-    mirror.keep();
+    mirror.keep(&NoneFree);
     check(&mirror, 7, &pages(7, 4, 1));
     set(&mirror, 0, Kind::Full, 0.0);
     keep_until(&mirror, "it is whole", || stale(&mirror) == [0, 0] && up(&mirror) == [true; 2]);
@@ -410,7 +410,7 @@ fn a_copy_is_looked_at_each_second_however_often_it_was_emptied() {
         let since = Instant::now();
         let mut found = false;
         while !found {
-            mirror.keep();
+            mirror.keep(&NoneFree);
             found = news(&mirror).iter().any(|news| matches!(news, (0, CopyChange::Replaced(_))));
             assert!(since.elapsed().as_secs() < 3, "it is not found the {n}th time");
             std::thread::sleep(Duration::from_millis(10));
@@ -419,7 +419,7 @@ fn a_copy_is_looked_at_each_second_however_often_it_was_emptied() {
         // It is right at the next look, also of a thread that gets little time.
         let since = Instant::now();
         while since.elapsed().as_millis() < 2_500 {
-            mirror.keep();
+            mirror.keep(&NoneFree);
             std::thread::sleep(Duration::from_millis(20));
         }
     }

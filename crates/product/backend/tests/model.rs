@@ -11,7 +11,7 @@ use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::mirror::Mirror;
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec, Time};
-use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{Backend, IoError, NoneFree, PageBuf, Reads, Spaces, WriteQueue};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ proptest! {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| while !over.load(Ordering::Relaxed) {
-                let _ = mirror.keep();
+                let _ = mirror.keep(&NoneFree);
             });
             run(&mirror, depth, &ops);
             over.store(true, Ordering::Relaxed);

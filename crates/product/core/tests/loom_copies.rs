@@ -112,6 +112,8 @@ struct Exchange {
     pages: [AtomicU32; 2],
     going: AtomicBool,
     life: AtomicU32,
+    /// Odd while the writer counts.
+    counting: AtomicU32,
     gone: AtomicBool,
 }
 
@@ -121,7 +123,8 @@ impl Exchange {
         let _ = slot.begin_write();
         slot.end_write(BOTH);
         let pages = [AtomicU32::new(1), AtomicU32::new(1)];
-        Exchange { slot, pages, going: AtomicBool::new(false), life: AtomicU32::new(0), gone: AtomicBool::new(false) }
+        let (life, counting) = (AtomicU32::new(0), AtomicU32::new(0));
+        Exchange { slot, pages, going: AtomicBool::new(false), life, counting, gone: AtomicBool::new(false) }
     }
 
     /// Of copies that take it all the same (`able`). Whether it is acknowledged.
@@ -130,12 +133,10 @@ impl Exchange {
         let life = self.life.load(Ordering::SeqCst);
         let to = able & if self.going.load(Ordering::SeqCst) { 0b10 } else { BOTH };
         (0..2).filter(|copy| to >> copy & 1 != 0).for_each(|copy| self.pages[copy].store(version, Ordering::Relaxed));
-        let mut right = to;
+        self.counting.store(1, Ordering::SeqCst);
+        let right = if self.life.load(Ordering::SeqCst) == life { to } else { to & 0b10 };
         self.slot.end_write(right);
-        if right & 1 != 0 && self.life.load(Ordering::SeqCst) != life {
-            right &= 0b10;
-            self.slot.lose(1);
-        }
+        self.counting.store(2, Ordering::Release);
         right != 0
     }
 
@@ -143,9 +144,20 @@ impl Exchange {
     fn take_away(&self) {
         self.going.store(true, Ordering::SeqCst);
         self.life.fetch_add(1, Ordering::SeqCst);
+        if self.counting.load(Ordering::SeqCst) == 1 {
+            while self.counting.load(Ordering::Acquire) == 1 {
+                thread::yield_now();
+            }
+        }
         match self.slot.retire(0, 0b10) {
             Some(_) => self.gone.store(true, Ordering::SeqCst),
-            None => self.going.store(false, Ordering::SeqCst),
+            None => return self.going.store(false, Ordering::SeqCst),
+        }
+        // Another copy has the place from now on. At no time is it said to have the page: it could be read there, or a repair copy it from there.
+        for _ in 0..2 {
+            assert_eq!(self.slot.stale() & 1, 1, "a copy that has come has a page that nobody has written there");
+            assert!(self.slot.begin_copy(1, 0b01).is_none(), "a repair copies from a copy that has nothing");
+            thread::yield_now();
         }
     }
 }

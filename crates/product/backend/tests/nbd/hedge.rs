@@ -4,7 +4,7 @@ use super::server::{Deed, READ, Server, WRITE};
 use super::{MIB, mirrored, page, put, slot, until};
 use farshore_backend::AnyBackend;
 use farshore_backend::mirror::Opened;
-use farshore_core::seams::{PageBuf, ReadBegun, Reads, Spaces};
+use farshore_core::seams::{NoneFree, PageBuf, ReadBegun, Reads, Spaces};
 use farshore_random::Rng;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::collections::VecDeque;
@@ -291,7 +291,7 @@ fn no_answer_is_ever_where_it_should_not_be() {
         let (space, over) = (&space, &over);
         scope.spawn(move || {
             while !over.load(SeqCst) {
-                let again = space.keep().unwrap();
+                let again = space.keep(&NoneFree).unwrap();
                 std::thread::sleep(Duration::from_nanos(again.min(5_000_000)));
             }
         });

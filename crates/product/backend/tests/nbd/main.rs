@@ -4,10 +4,10 @@ mod hedge;
 mod server;
 
 use farshore_backend::AnyBackend;
-use farshore_backend::mirror::exchange::{Leaving, NoExchange};
+use farshore_backend::mirror::exchange::{Alone, Leaving, NoExchange};
 use farshore_backend::nbd::{NbdQueue, NbdSpace, Waits, set_patience};
 use farshore_config::{NbdExport, SwapSpec};
-use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
+use farshore_core::seams::{Backend, IoError, NoneFree, PageBuf, Reads, Spaces, WriteQueue};
 use farshore_core::word::Slot;
 use farshore_random::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -448,24 +448,24 @@ fn a_connection_that_nobody_needs_is_made_again() {
     let spec = SwapSpec::Nbd(server.uri().parse().unwrap());
     let space = AnyBackend::open(&[spec], true, &mut |_| {}).unwrap();
     let made = || server.connections.load(SeqCst);
-    assert!(space.keep().is_some_and(|ns| ns <= 20_000_000_000), "within the time that servers keep exports");
+    assert!(space.keep(&NoneFree).is_some_and(|ns| ns <= 20_000_000_000), "within the time that servers keep exports");
     assert_eq!((made(), server.open()), (4, 4), "all is well");
     // One is enough.
     server.cut_but(2);
     until("three are gone", || server.open() == 1);
-    let _ = space.keep();
+    let _ = space.keep(&NoneFree);
     assert_eq!(made(), 4);
     server.cut_all();
     until("all are gone", || server.open() == 0);
-    let _ = space.keep();
+    let _ = space.keep(&NoneFree);
     assert_eq!((made(), server.open()), (5, 1));
     // In a child, as soon as its parent's is lost.
     space.forked(false);
-    let _ = space.keep();
+    let _ = space.keep(&NoneFree);
     assert_eq!((made(), server.open()), (5, 1));
     server.cut_all();
     until("the parent's is gone", || server.open() == 0);
-    until("the child has its own", || space.keep().is_some() && server.open() == 1);
+    until("the child has its own", || space.keep(&NoneFree).is_some() && server.open() == 1);
 }
 
 /// The limit of descriptors may be lowered below the numbers of the connections.
@@ -540,7 +540,7 @@ fn has(space: &AnyBackend, first: u64, version: u64, count: u64) {
 /// Keeps the space until its copies are so.
 fn keep_until(space: &AnyBackend, what: &str, is_so: impl Fn(bool, u64) -> bool) {
     until(what, || {
-        let _ = space.keep();
+        let _ = space.keep(&NoneFree);
         space.mirror().unwrap().seen().all(|copy| is_so(copy.up, copy.stale))
     });
 }
@@ -592,7 +592,7 @@ fn a_server_that_hangs_is_left_after_a_moment() {
     let took = since.elapsed();
     // A second or two for the reads, as much for the writes that find it up, and none for those after.
     assert!(took.as_secs() < 20, "{took:?}");
-    let _ = space.keep();
+    let _ = space.keep(&NoneFree);
     assert!(space.mirror().unwrap().seen().any(|copy| !copy.up && copy.stale > 0));
     has(&space, 30, 2, 20);
     hangs.store(false, SeqCst);
@@ -654,6 +654,9 @@ fn a_page_that_was_doubted_is_still_there_when_the_other_copy_is_gone() {
     has(&space, 7, 1, 1);
 }
 
+/// Nobody forks here.
+const ALONE: Alone<'_> = &|f| f();
+
 /// What comes is there by another name: its stamp is put back, and the copy keeps what it has.
 #[test]
 fn a_server_that_is_one_of_the_copies_is_not_another_one() {
@@ -665,25 +668,69 @@ fn a_server_that_is_one_of_the_copies_is_not_another_one() {
     let _ = std::fs::remove_file(&alias);
     std::os::unix::fs::symlink(&other.path, &alias).unwrap();
     let again = other.uri().replace(other.path.to_str().unwrap(), alias.to_str().unwrap()).parse().unwrap();
-    let why = mirror.add(&again, &mut |_| {}).unwrap_err();
+    let why = mirror.add(&again, ALONE, &mut |_| {}).unwrap_err();
     std::fs::remove_file(&alias).unwrap();
     assert!(matches!(why, NoExchange::Same(_)) && why.to_string().contains(&other.uri()), "{why}");
     for _ in 0..4 {
         std::thread::sleep(std::time::Duration::from_millis(400));
-        let _ = space.keep();
+        let _ = space.keep(&NoneFree);
         space.news(&mut |name, change| panic!("{name} {change}"));
     }
     assert_eq!(mirror.seen().map(|copy| (copy.up, copy.stale)).collect::<Vec<_>>(), [(true, 0), (true, 0)]);
     // Another one comes, and the first goes for good.
     let comes: SwapSpec = third.uri().parse().unwrap();
-    mirror.add(&comes, &mut |_| {}).unwrap();
+    mirror.add(&comes, ALONE, &mut |_| {}).unwrap();
     keep_until(&space, "it has all", |up, stale| up && stale == 0);
     let first: SwapSpec = one.uri().parse().unwrap();
-    mirror.remove(&first).unwrap();
-    until("it is closed", || mirror.leave(&first, true) == Leaving::Closed);
+    mirror.remove(&first, ALONE).unwrap();
+    until("it is closed", || mirror.leave(&first, true, ALONE) == Leaving::Closed);
     for gone in [&one, &other] {
         gone.away.store(true, SeqCst);
         gone.cut_all();
     }
+    has(&space, 7, 1, 50);
+}
+
+/// No request is made, and no connection, while nobody can fork; and queues are made while a server is waited for that does not answer.
+#[test]
+fn servers_are_waited_for_while_the_process_may_fork_and_queues_are_made() {
+    let servers: Vec<_> = (0..3).map(|_| Server::new(64 * MIB)).collect();
+    let space = mirrored(&[&servers[0], &servers[1]]);
+    let mirror = space.mirror().unwrap();
+    put(&space, 7, 1, 50);
+    let is_alone = std::sync::Arc::new(AtomicBool::new(false));
+    for server in &servers {
+        let is_alone = is_alone.clone();
+        server.behave(move |_, _| {
+            assert!(!is_alone.load(SeqCst), "a server is asked while nobody can fork");
+            server::Deed::Right
+        });
+    }
+    let made = || servers.iter().map(|server| server.connections.load(SeqCst)).sum::<u32>();
+    let alone = |f: &mut dyn FnMut()| {
+        let before = made();
+        is_alone.store(true, SeqCst);
+        f();
+        is_alone.store(false, SeqCst);
+        assert_eq!(made(), before, "a connection is made while nobody can fork");
+    };
+    let third: SwapSpec = servers[2].uri().parse().unwrap();
+    mirror.add(&third, &alone, &mut |_| {}).unwrap();
+    keep_until(&space, "it has all", |up, stale| up && stale == 0);
+    mirror.remove(&third, &alone).unwrap();
+    // A queue that is made now has no part for it, and the server says nothing when it is to have one.
+    let _queue = space.queue(4).unwrap();
+    *servers[2].greeting.lock().unwrap() = Some(Vec::new());
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| mirror.take_back(&third, ALONE));
+        let connections = made();
+        until("it is asked for a connection", || made() > connections || back.is_finished());
+        let other = space.queue(4).unwrap();
+        assert!(!back.is_finished(), "a queue is not made before the server was given up");
+        drop(other);
+        assert_eq!(back.join().unwrap(), Ok(true));
+    });
+    *servers[2].greeting.lock().unwrap() = None;
+    keep_until(&space, "it has all again", |up, stale| up && stale == 0);
     has(&space, 7, 1, 50);
 }
