@@ -49,9 +49,9 @@ class Program:
             expect(word in done.err, f"set {setting}: the line does not say {word!r}: {done.err}")
         return done.err
 
-    def begin(self, setting):
-        """`farshore set` that is not waited for."""
-        argv = [self.tests.farshore, "set", str(self.pid), setting]
+    def begin(self, setting, before=()):
+        """`farshore set` that is not waited for, behind these words."""
+        argv = [*before, self.tests.farshore, "set", str(self.pid), setting]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, LC_ALL="C"))
 
     def stat(self, pid=None):

@@ -7,7 +7,8 @@ import signal
 import sys
 import time
 
-from harness import MIB, expect
+from command import NOBODY
+from harness import MIB, Unavailable, expect
 from spaces import Program, Spaces
 from test_remote import Remote
 
@@ -167,20 +168,122 @@ class TestCopies(Remote, Spaces):
                 expect(asked.returncode in (0, 1), f"{asked.returncode} {err}")
             expect(all(not os.listdir(spec[4:]) for spec in (a, b, c)), "files are left")
 
+    def waits(self, program, asked, spec):
+        """A copy is kept until the children have ended: the command that takes it away does not end."""
+        self.until(program, f"{spec} is leaving", lambda copies: copies[spec][0] == "leaving")
+        time.sleep(2)
+        expect(asked.poll() is None, f"the command does not wait: {asked.communicate()}")
+
+    def gone(self, program, asked, spec):
+        """The children have ended: the command ends, and the disk may be deleted."""
+        _, err = asked.communicate(timeout=60)
+        expect(asked.returncode == 0 and not err, f"swap-={spec}: {asked.returncode} {err}")
+        if spec.startswith("dir:"):
+            program.closed(spec[4:])
+            shutil.rmtree(spec[4:])
+
     def test_children_of_disks(self):
-        """A child reads what its parent had on disks that have gone since; later children, and programs that are started, use those that are there."""
+        """A disk is kept until a child that reads from it has ended; later children, and programs that are started, use those that are there."""
         a, b, c, d = self.folders("a", "b", "c", "d")
         with self.lost("12M", [self.mirror(a, b)], 8000) as program:
             child = int(program.tell("fork")[0])
-            program.change(f"swap+={c}", f"swap-={a}", f"swap+={d}", f"swap-={b}")
-            expect(not program.has_open(a[4:]) and not program.has_open(b[4:]), "the old files are open")
-            expect(program.has_open(a[4:], child) and program.has_open(b[4:], child), "the child has no file any more that it reads from")
+            program.change(f"swap+={c}")
+            asked = program.begin(f"swap-={a}")
+            self.waits(program, asked, a)
+            later = int(program.tell("fork")[0])
             expect(program.tell("rest 2") == ["right"] and program.tell("lost") == ["lost"], "wrong data")
-            expect(program.tell("reap") == ["right"], "wrong data in the child")
+            expect(program.has_open(a[4:], child) and not program.has_open(a[4:], later), "the children have other files than those of when they were forked")
+            for _ in range(2):
+                expect(program.tell("reap") == ["right"], "wrong data in a child")
+            self.gone(program, asked, a)
+            program.change(f"swap+={d}", f"swap-={b}")
+            program.closed(b[4:])
             later = int(program.tell("fork")[0])
             expect(program.tell("rest 1") == ["right"], "wrong data")
-            expect(not program.has_open(a[4:], later) and program.has_open(c[4:], later), "the later child has its parent's old files")
+            expect(not program.has_open(b[4:], later) and program.has_open(c[4:], later), "the later child has its parent's old files")
             expect(program.tell("reap") == ["right"], "wrong data in the later child")
+        expect("is used no more but by 1 processes" in program.err and len(program.err.splitlines()) == 1, program.err)
+
+    def child(self, before="", then=""):
+        """A program that forks a child, does this, and says `ready`. When it is told so, the child does that, checks its data and its limit, and both end: `right`."""
+        return [sys.executable, "-c",
+                "import os, re, sys\n"
+                "def data(): return bytearray(range(256)) * (40 << 12)\n"
+                "mine, more = data(), bytearray()\n"
+                "go, end = os.pipe()\n"
+                "child = os.fork()\n"
+                "if child == 0:\n"
+                "    os.close(end)\n"
+                "    os.read(go, 1)\n"
+                f"    {then or 'pass'}\n"
+                "    whole = bytes(range(256)) * 16\n"
+                "    right = lambda area: all(area[i:i + 4096] == whole for i in range(0, len(area), 4096))\n"
+                "    print('child', flush=True)\n"
+                "    os._exit(0 if right(mine) and right(more) else 1)\n"
+                "os.close(go)\n"
+                f"{before or 'pass'}\n"
+                "print('ready', child, flush=True)\n"
+                "sys.stdin.readline()\n"
+                "os.close(end)\n"
+                "print('right' if os.waitpid(child, 0)[1] == 0 else 'wrong', flush=True)\n"
+                "sys.stdin.read()\n"]
+
+    def test_a_child_that_writes_late(self):
+        """A child makes a swap space of its own when it first needs one: where its parent's copies were when it was forked. They are kept for that."""
+        a, b, c = self.folders("a", "b", "c")
+        with self.program("20M", [self.mirror(a, b)], self.child(then="more = data()"), ["--memory-per-process"]) as program:
+            program.answer()
+            program.change(f"swap+={c}")
+            asked = program.begin(f"swap-={a}")
+            self.waits(program, asked, a)
+            expect(program.tell("") == ["child"], "it says something else")
+            expect(program.answer() == ["right"], "wrong data in the child")
+            self.gone(program, asked, a)
+        expect("has no swap space" not in program.err, program.err)
+
+    def test_a_child_of_another_user(self):
+        """The parent changes its user, and with that its family. The copies that a child from before reads are kept all the same, and closed when it has ended."""
+        if os.geteuid() != 0:
+            raise Unavailable("only root can change its user")
+        a, b, c = self.folders("a", "b", "c")
+        user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+        become = f"os.setgid({NOBODY}); os.setuid({NOBODY})"
+        with self.program("20M", [self.mirror(a, b)], self.child(before=become)) as program:
+            program.answer()
+            done = self.call("set", str(program.pid), f"swap+={c}", user=NOBODY, timeout=100)
+            expect(done.status == 0 and not done.err, f"{done.status} {done.err}")
+            asked = program.begin(f"swap-={a}", before=user)
+            deadline = time.monotonic() + 60
+            while "leaving" not in (shown := self.call("stat", str(program.pid), user=NOBODY).out):
+                expect(time.monotonic() < deadline, f"it is not leaving: {shown}")
+                time.sleep(0.05)
+            time.sleep(2)
+            expect(asked.poll() is None, f"the command does not wait for the child of before: {asked.communicate()}")
+            expect(program.has_open(a[4:]), "the copy that the child reads is closed")
+            expect(program.tell("") == ["child"] and program.answer() == ["right"], "wrong data in the child")
+            _, err = asked.communicate(timeout=60)
+            expect(asked.returncode == 0 and not err, f"the copy does not go when the child has ended: {asked.returncode} {err}")
+            program.closed(a[4:])
+            shutil.rmtree(a[4:])
+        expect("is used no more but by 1 processes" in program.err, program.err)
+
+    def test_no_room(self):
+        """A copy that comes and has no room is taken away again, and the user hears of it; one that had none from the start is told of."""
+        a, b, c = self.folders("a", "b", "c")
+        with self.lost("8M", [self.mirror(a, b)], 8000, faulty="space=2,full=1") as program:
+            line = program.fails(f"swap+={c}", "no room for ", "it is taken away again", "make room there")
+            expect("0B" not in line, line)
+            program.closed(c[4:])
+            shutil.rmtree(c[4:])
+            self.whole(program, a, b)
+            expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
+        expect("dir:" in program.err and "has no room for" in program.err and "make room there" in program.err, program.err)
+        (c,) = self.folders("c")
+        with self.lost("8M", [self.mirror(a, c)], 8000, faulty="space=1,full=1") as program:
+            self.until(program, "it is full", lambda copies: copies[c][0] == "full" and copies[c][1] > 0)
+            expect("full, " in self.call("stat", str(program.pid)).out, "farshore stat does not show it")
+            expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
+        expect("has no room for" in program.err, program.err)
 
     def test_children_of_nodes(self):
         """A node is kept until a child that reads from it has ended: the command waits, and the user is told. swap+= takes it back."""
@@ -231,15 +334,17 @@ class TestCopies(Remote, Spaces):
                 "sys.stdin.readline()\n"
                 "assert x.communicate(b'\\n')[0] == b'True\\n'\n"
                 "os.close(end)\n"
-                "assert os.waitpid(child, 0)[1] == 0 and not any(mine)\n")
+                "assert os.waitpid(child, 0)[1] == 0 and not any(mine)\n"
+                "print('over', flush=True)\n"
+                "sys.stdin.read()\n")
         with self.program("24M", [self.mirror(a, b)], [sys.executable, "-c", text]) as program:
             child = int(program.answer()[1])
             for setting in (f"swap-={a}", f"swap+={c}"):
                 done = program.set(setting, pid=child)
                 expect(done.status == 1 and "was forked by another program" in done.err, f"{setting}: {done.status} {done.err}")
-            program.change(f"swap+={c}", f"swap-={a}")
-            program.closed(a[4:])
-            shutil.rmtree(a[4:])
+            program.change(f"swap+={c}")
+            asked = program.begin(f"swap-={a}")
+            self.waits(program, asked, a)
             program.process.popen.stdin.write(b"\n")
             program.process.popen.stdin.flush()
             started = int(program.answer()[1])
@@ -247,5 +352,5 @@ class TestCopies(Remote, Spaces):
             expect(names == {b, c}, f"{names}")
             done = program.set(f"swap+={d}", f"swap-={b}", pid=started)
             expect(done.status == 0 and not program.has_open(b[4:], started), f"{done.err}")
-            program.process.popen.stdin.write(b"\n")
-            program.process.popen.stdin.flush()
+            expect(program.tell("") == ["over"], "it says something else")
+            self.gone(program, asked, a)

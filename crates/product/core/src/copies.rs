@@ -36,7 +36,7 @@
 //!  counts: at rest
 //! ```
 //!
-//! Each of the two stores first and looks then (`SeqCst`). So a writer that does not see the new life has ended before the slots are gone through, and no copy is right
+//! Each of the two stores first and looks then, with a `SeqCst` fence between. So a writer that does not see the new life has ended before the slots are gone through, and no copy is right
 //! for an instant that has not got the page. (A repair might take it from there just then.)
 
 use crate::sync::{AtomicU16, Ordering};

@@ -6,7 +6,7 @@ use farshore_core::copies::{CopySet, SlotCopies};
 use farshore_models::explore;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use loom::thread;
 
 const BOTH: CopySet = 0b11;
@@ -133,7 +133,8 @@ impl Exchange {
         let life = self.life.load(Ordering::SeqCst);
         let to = able & if self.going.load(Ordering::SeqCst) { 0b10 } else { BOTH };
         (0..2).filter(|copy| to >> copy & 1 != 0).for_each(|copy| self.pages[copy].store(version, Ordering::Relaxed));
-        self.counting.store(1, Ordering::SeqCst);
+        self.counting.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         let right = if self.life.load(Ordering::SeqCst) == life { to } else { to & 0b10 };
         self.slot.end_write(right);
         self.counting.store(2, Ordering::Release);
@@ -144,6 +145,7 @@ impl Exchange {
     fn take_away(&self) {
         self.going.store(true, Ordering::SeqCst);
         self.life.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         if self.counting.load(Ordering::SeqCst) == 1 {
             while self.counting.load(Ordering::Acquire) == 1 {
                 thread::yield_now();

@@ -19,7 +19,7 @@
 //! All of this is done by the one thread that keeps the space. Servers are waited for, and slots gone through, while the process may fork. Only the steps that a child must
 //! not see by half are made by way of the caller's [`Alone`]: they wait for nobody. A child that is forked meanwhile has the copies of before, or of after.
 
-use super::place::{AWAY, Copy, EMPTY, GOING, GONE, OPEN};
+use super::place::{AWAY, Copy, EMPTY, GOING, GONE, OPEN, Taken};
 use super::{Mirror, Shared, Tally, locked, repair};
 use crate::any::AnyBackend;
 use crate::error::OpenError;
@@ -383,12 +383,7 @@ impl Mirror {
             return Leaving::Used;
         }
         drop(all);
-        match copy.is_unused() {
-            Ok(true) => {}
-            Ok(false) => return Leaving::Used,
-            Err(()) => return Leaving::Lent,
-        }
-        let (mut queue, mut space) = (None, None);
+        let (mut queue, mut space, mut now) = (None, None, Leaving::Used);
         alone(&mut || {
             let mut repair = locked(&self.repair);
             let parts = locked(&shared.parts);
@@ -396,15 +391,22 @@ impl Mirror {
             if !repair.is_at_rest(place) || parts.iter().any(|parts| parts.has(place)) {
                 return;
             }
-            if let Some(taken) = copy.take() {
-                queue = repair.forget(place);
-                let files = taken.as_ref().and_then(AnyBackend::files);
-                // Claims of devices are the process', and a child has them on its list.
-                files.filter(|_| !spec.is_device()).into_iter().for_each(|files| self.closing.note(files.fds()));
-                space = Some(taken);
+            match copy.take() {
+                Taken::Used => {}
+                Taken::Lent => now = Leaving::Lent,
+                Taken::Yes(taken) => {
+                    now = Leaving::Closed;
+                    queue = repair.forget(place);
+                    let files = taken.as_ref().and_then(AnyBackend::files);
+                    // Claims of devices are the process', and a child has them on its list.
+                    files.filter(|_| !spec.is_device()).into_iter().for_each(|files| self.closing.note(files.fds()));
+                    space = taken;
+                }
             }
         });
-        let Some(space) = space else { return Leaving::Used };
+        if now != Leaving::Closed {
+            return now;
+        }
         drop(queue);
         // A disk may take its time for that.
         drop(space);

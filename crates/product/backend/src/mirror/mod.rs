@@ -44,7 +44,7 @@ use crate::any::AnyBackend;
 use crate::error::OpenError;
 use crate::nbd;
 use crate::sleep;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use farshore_config::SwapSpec;
 use farshore_core::copies::{COPIES_MAX, CopySet, SlotCopies, Turned};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
@@ -147,6 +147,8 @@ impl Shared {
     /// What a copy has does not count any more, and no write that began before will. Nobody is waited for but threads that are just counting.
     fn end_life(&self, copy: usize) {
         self.copies[copy].life.fetch_add(1, Ordering::SeqCst);
+        // Before it is looked who is counting. Pairs with the fence in `Parts::counts`.
+        fence(Ordering::SeqCst);
         // The queues of a forked child's parent are not here, and what they were doing at the fork does not go on.
         if !self.is_parents.load(Ordering::Relaxed) {
             locked(&self.parts).iter().for_each(|parts| parts.let_counting_end());

@@ -87,6 +87,17 @@ impl Closing {
     }
 }
 
+/// Whether a place was emptied.
+#[derive(Debug)]
+pub(super) enum Taken {
+    /// What was there.
+    Yes(Option<AnyBackend>),
+    /// Somebody uses it.
+    Used,
+    /// Somebody may read by its descriptor still.
+    Lent,
+}
+
 /// A place.
 #[derive(Debug)]
 pub(super) struct Copy {
@@ -203,20 +214,14 @@ impl Copy {
         self.lent.store(false, Ordering::Relaxed);
     }
 
-    /// Whether nobody uses it: of a copy that is GONE, that stays so. `Err`: somebody may read by its descriptor still.
-    pub(super) fn is_unused(&self) -> Result<bool, ()> {
-        match self.held.try_write() {
-            // The lock shows what was lent under it.
-            Ok(_) if self.lent.load(Ordering::Relaxed) => Err(()),
-            Ok(_) => Ok(true),
-            Err(_) => Ok(false),
-        }
-    }
-
     /// Empties the place, if nobody uses it. What was there is for the caller to close. All that was noted of it is forgotten, but for the slots that are stale: those
     /// of a place without a copy are.
-    pub(super) fn take(&self) -> Option<Option<AnyBackend>> {
-        let mut place = self.held.try_write().ok()?;
+    pub(super) fn take(&self) -> Taken {
+        let Ok(mut place) = self.held.try_write() else { return Taken::Used };
+        // The lock shows what was lent under it.
+        if self.lent.load(Ordering::Relaxed) {
+            return Taken::Lent;
+        }
         let none = Copy::empty();
         self.down.store(true, Ordering::Release);
         self.state.store(EMPTY, Ordering::SeqCst);
@@ -245,7 +250,7 @@ impl Copy {
         marks.iter().for_each(|(here, none)| here.store(none.load(Ordering::Relaxed), Ordering::Relaxed));
         self.streak.store(0, Ordering::Relaxed);
         self.late.forget();
-        Some(held.and_then(|held| held.space))
+        Taken::Yes(held.and_then(|held| held.space))
     }
 
     /// What was to be copied to it has found no room.

@@ -7,7 +7,7 @@ use super::place::Opened;
 use super::{LOCK_NAP_NS, Shared, Tally, locked};
 use crate::any::{AnyBackend, AnyQueue};
 use crate::sleep;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use farshore_core::copies::{COPIES_MAX, CopySet};
 use farshore_core::seams::{Backend, FaultsSeen, FreeSlots, IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
@@ -69,7 +69,9 @@ impl Parts {
     /// Runs `f`, which counts what was written. By the queue's thread.
     fn counts<R>(&self, f: impl FnOnce() -> R) -> R {
         let number = self.counting.load(Ordering::Relaxed);
-        self.counting.store(number.wrapping_add(1), Ordering::SeqCst);
+        self.counting.store(number.wrapping_add(1), Ordering::Relaxed);
+        // Before the lives are looked at. Pairs with the fence in `Shared::end_life`.
+        fence(Ordering::SeqCst);
         let result = f();
         // Release: who waits for this sees what was counted.
         self.counting.store(number.wrapping_add(2), Ordering::Release);
@@ -78,7 +80,7 @@ impl Parts {
 
     /// Waits until what is just being counted, if anything is, has been. That waits for nobody.
     pub(super) fn let_counting_end(&self) {
-        let number = self.counting.load(Ordering::SeqCst);
+        let number = self.counting.load(Ordering::Acquire);
         let mut looks = 0_u32;
         while number % 2 == 1 && self.counting.load(Ordering::Acquire) == number {
             looks += 1;
