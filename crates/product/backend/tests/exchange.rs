@@ -298,6 +298,7 @@ fn a_copy_without_room_is_told_of() {
     set(&mirror, "c", Kind::Full, 0.0);
     keep_until(&mirror, "it is filled", || mirror.coming(&spec("c")) == Some(Coming::Whole));
     assert!(mirror.seen().all(|copy| !copy.full && copy.stale == 0));
+    mirror.news(&mut |_, _| {});
     // One that was there from the start.
     set(&mirror, "a", Kind::Full, 1.0);
     write::<Mirror>(&mut queue, 20, &pages(20, 8, 2)).unwrap();

@@ -383,7 +383,8 @@ Keys:
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on
                 without the command. If the others have no room, the space is used again.
-                Where the swap space is mirror:, removes a copy: two must stay, and have all pages
+                Where the swap space is mirror:, removes a copy: two must stay, and have all pages.
+                The command waits until children that were forked before have ended
   policy=NAME, prefetch=NAME
                 as the options of 'farshore run', for this process, and what it forks or starts
                 later

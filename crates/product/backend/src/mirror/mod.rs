@@ -624,14 +624,16 @@ impl Spaces for Mirror {
             if copy.told_down.swap(down, Ordering::Relaxed) != down {
                 tell(copy.name(), if down { CopyChange::Lost } else { CopyChange::Back(stale) });
             }
-            let full = copy.full_for_ns() > 0;
-            if copy.told_full.swap(full, Ordering::Relaxed) != full && full {
+            let whole = !down && stale == 0;
+            // Once until it has all: there may be room for a little now and then.
+            if whole {
+                copy.told_full.store(false, Ordering::Relaxed);
+            } else if copy.full_for_ns() > 0 && !copy.told_full.swap(true, Ordering::Relaxed) {
                 tell(copy.name(), CopyChange::Full(stale));
             }
             if copy.filling.load(Ordering::Relaxed) {
                 continue;
             }
-            let whole = !down && stale == 0;
             if copy.told_whole.swap(whole, Ordering::Relaxed) != whole && whole {
                 tell(copy.name(), CopyChange::Whole);
             }
