@@ -313,7 +313,7 @@ struct From(u64);
 
 impl FreeSlots for From {
     fn free_of(&self, first: u64) -> u64 {
-        (0..64).filter(|n| first + n >= self.0 && (first + n) % 3 != 0).fold(0, |bits, n| bits | 1 << n)
+        (0..64).filter(|n| first + n >= self.0 && !(first + n).is_multiple_of(3)).fold(0, |bits, n| bits | 1 << n)
     }
 
     fn unneeded_of(&self, first: u64) -> u64 {
@@ -336,7 +336,7 @@ fn what_nobody_needs_is_not_copied() {
     for n in 7..307 {
         let mut there = PageBuf::ZERO;
         copy.read(slot(n), &mut there).unwrap();
-        let is_needed = n < 50 || n % 3 == 0;
+        let is_needed = n < 50 || n.is_multiple_of(3);
         assert_eq!(there.0 == page(n, 1).0, is_needed, "slot {n}");
         assert!(is_needed || there.0 == PageBuf::ZERO.0, "slot {n} was written there");
     }
