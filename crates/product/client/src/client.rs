@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::kinds;
 use farshore_command::process::{if_there, is_late, is_unknown_now, managers_of, remedy, told};
 use farshore_command::refusal::Refusal;
-use farshore_config::control::{Request, WAKER, socket_name};
+use farshore_config::control::{Request, Translated, WAKER, socket_name};
 use farshore_config::stats::Stats;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
@@ -142,6 +142,18 @@ impl Client {
         let answer = self.ask(&Request::Change { id })?;
         let done = member(&answer, "done").and_then(|done| done.as_bool()).unwrap_or(false);
         Ok((!done).then(|| member(&answer, "percent").and_then(|percent| percent.as_u64()).unwrap_or(0)))
+    }
+
+    /// Where a virtual machine's guest has a virtual address.
+    ///
+    /// # Errors
+    /// The manager does not answer, or cannot tell.
+    pub fn translate(&mut self, address: u64) -> Result<Vec<Translated>, Refusal> {
+        let answer = self.ask(&Request::Translate { address })?;
+        let found = member(&answer, "found").and_then(|found| serde_json::from_value(found).ok());
+        found.ok_or_else(|| {
+            Refusal::failed(format!("process {}: an answer without 'found': is its Farshore another version?", self.pid))
+        })
     }
 
     /// Attaches a policy that speaks this version of the protocol (`farshore-attach`). The attachment lasts as long as the connection; what the

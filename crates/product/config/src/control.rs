@@ -10,6 +10,7 @@
 //! | `{"op":"set","key":"swap+","value":"dir:/srv"}` | `{"ok":true,"change":7}`: the change has begun, as number 7 |
 //! | `{"op":"change","id":7}` | `{"done":true}`, `{"done":false,"percent":42}`, or why it failed |
 //! | `{"op":"attach","version":1}` | `{"ok":true,"version":1,"bytes":299008}`, and a descriptor: a policy is attached |
+//! | `{"op":"translate","address":4096}` | `{"found":[{"root":…,"physical":…,"host":…,"bytes":4096}]}`: where a virtual machine's guest has this virtual address |
 //! | anything else | `{"error":"…"}`, and the connection goes on |
 //!
 //! 1. Each line gets exactly one answer, in the order of the lines, however the bytes were cut on their way.
@@ -59,6 +60,15 @@ pub trait Target: Sync {
     fn attach(&self, version: u64) -> Result<Attachment, String> {
         Err(format!("attach version {version}: nothing can attach here"))
     }
+    /// Where a virtual machine's guest has a virtual address, in each address space of it that is known.
+    ///
+    /// # Errors
+    /// Why it cannot be told: a line for the user.
+    fn translate(&self, address: u64) -> Result<Vec<Translated>, String> {
+        Err(format!(
+            "translate {address:#x}: this is no virtual machine whose page tables are looked at (farshore vm run --prefetch guest)"
+        ))
+    }
     /// The policy on this seat is gone.
     fn detach(&self, _seat: usize) {}
 }
@@ -73,6 +83,19 @@ pub struct Attachment {
     /// The descriptor that goes to the policy. Whoever sends it closes it.
     pub descriptor: i32,
     /// Bytes of its file.
+    pub bytes: u64,
+}
+
+/// Where one address space of a guest has a virtual address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Translated {
+    /// The physical address of its first page table: what CR3 has.
+    pub root: u64,
+    /// The guest-physical address.
+    pub physical: u64,
+    /// The address in the virtual machine monitor's process; `null`: the guest has no memory at that physical address.
+    pub host: Option<u64>,
+    /// The size of the page that has it.
     pub bytes: u64,
 }
 
@@ -186,6 +209,11 @@ pub enum Request {
         /// Its number.
         id: u64,
     },
+    /// Ask where a guest has a virtual address.
+    Translate {
+        /// The address.
+        address: u64,
+    },
     /// Attach a policy (`farshore-attach`).
     Attach {
         /// The version of the protocol.
@@ -208,8 +236,8 @@ impl Request {
     fn read(line: &[u8]) -> Result<Request, String> {
         let bad = |why: &dyn std::fmt::Display| {
             format!(
-                "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}}, {{\"op\":\"change\",\"id\":…}} or \
-                 {{\"op\":\"attach\",\"version\":…}}"
+                "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}}, {{\"op\":\"change\",\"id\":…}}, \
+                 {{\"op\":\"translate\",\"address\":…}} or {{\"op\":\"attach\",\"version\":…}}"
             )
         };
         // serde would take the members without their names, too: `["stat"]`.
@@ -308,6 +336,10 @@ impl Conversation {
             Ok(Request::Change { id }) => match target.change(id) {
                 Ok(Change::Done) => "{\"done\":true}\n".into(),
                 Ok(Change::UnderWay(percent)) => format!("{{\"done\":false,\"percent\":{percent}}}\n"),
+                Err(why) => error_line(&why),
+            },
+            Ok(Request::Translate { address }) => match target.translate(address) {
+                Ok(found) => format!("{}\n", serde_json::json!({ "found": found })),
                 Err(why) => error_line(&why),
             },
             Ok(Request::Attach { version }) => self.attach(target, version),

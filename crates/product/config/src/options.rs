@@ -149,6 +149,8 @@ pub struct Options {
     pub budget: Option<Budget>,
     /// Its seat there: what `farshore run` has taken.
     pub seat: Option<Seat>,
+    /// The descriptor of the monitor of the virtual machine whose memory is managed: what `farshore vm run` has made for introspection.
+    pub monitor: Option<i32>,
     /// Where cold pages go: at least one.
     pub swap: Vec<SwapSpec>,
     /// How faults are delivered.
@@ -215,6 +217,7 @@ impl Options {
             memory_min: None,
             budget: None,
             seat: None,
+            monitor: None,
             swap: vec![swap],
             fault: FaultMode::default(),
             policy: Named::new(POLICIES[0].0),
@@ -265,7 +268,7 @@ impl Options {
     /// Descriptors that are handed on to the program.
     pub fn descriptors(&self) -> Vec<i32> {
         let family = self.family.iter().flat_map(Handed::descriptors);
-        family.chain(self.seat.map(|seat| seat.descriptor)).collect()
+        family.chain(self.seat.map(|seat| seat.descriptor)).chain(self.monitor).collect()
     }
 
     /// The options for a program of another user. It has a family of its own, and no part in this user's budget: of that it gets what one

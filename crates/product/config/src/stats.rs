@@ -91,6 +91,8 @@ pub struct Stats {
     pub autopilot: Option<Autopilot>,
     /// The limit is a share of a budget that several programs of one user have together (`--budget`); `null`: it is not.
     pub budget: Option<Budget>,
+    /// Of a virtual machine whose page tables are looked at (`farshore vm run --prefetch guest`); `null`: they are not.
+    pub guest: Option<Guest>,
     /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
     pub processor_ns: u64,
     /// The program goes over more than its memory again and again ([`crate::advice`]); `null`: it does not.
@@ -144,6 +146,31 @@ pub struct Autopilot {
     pub changes: u64,
     /// Whether this process decides for all that share the limit.
     pub decides: bool,
+}
+
+/// What a guest's own page tables say of its faults, and what was fetched for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Guest {
+    /// Address spaces of the guest that are known now.
+    pub address_spaces: u64,
+    /// How often its processors were asked what they run.
+    pub looks: u64,
+    /// Faults that found the one who follows them busy: nothing was asked for them.
+    pub unheard: u64,
+    /// Faults whose virtual address was asked for.
+    pub asked: u64,
+    /// Of them, those for which one was found.
+    pub found: u64,
+    /// Virtual addresses that were remembered and not true any more.
+    pub stale: u64,
+    /// Page tables that were needed and out of RAM: they were wished to come.
+    pub tables_out: u64,
+    /// Pages that were out and wished to come.
+    pub prefetched: u64,
+    /// Of them, those that the program went over afterwards.
+    pub used: u64,
 }
 
 /// A program that goes over more than its memory again and again.
@@ -560,6 +587,7 @@ impl Default for Stats {
             kinds: None,
             autopilot: None,
             budget: None,
+            guest: None,
             processor_ns: 0,
             thrashing: None,
         }

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
-use farshore_config::{Budget, Size, Slowdown, SwapSpec};
+use farshore_config::control::Setting;
+use farshore_config::{Budget, Named, Size, Slowdown, SwapSpec};
 
 /// The commands.
 #[derive(Subcommand, Debug)]
@@ -120,6 +121,9 @@ pub enum VmCommand {
     /// Change the memory limit, the service level and more of a virtual machine: 'farshore set' of its manager
     Set(VmSetArgs),
 
+    /// Show where the guest has a virtual address, in each address space of it that is known (with 'farshore vm run --prefetch guest')
+    Translate(VmTranslateArgs),
+
     /// Choose the policy by which pages of a virtual machine leave: 'farshore set' with policy=
     Policy(VmPolicyArgs),
 }
@@ -157,6 +161,27 @@ pub struct VmSetArgs {
     pub settings: Vec<String>,
 }
 
+/// `farshore vm translate`.
+#[derive(Args, Debug)]
+#[command(after_long_help = AFTER_VM_TRANSLATE)]
+pub struct VmTranslateArgs {
+    /// The virtual machine: the number of its monitor's process or of its manager, or its name (QEMU's -name)
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// The virtual address, such as 7f3c00001000 or 0x7f3c00001000
+    #[arg(value_name = "ADDRESS", value_parser = address)]
+    pub address: u64,
+    /// Print JSON: an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reads an address.
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16).map_err(|_| "write it in hexadecimal, such as 7f3c00001000".into())
+}
+
 /// `farshore vm policy`.
 #[derive(Args, Debug)]
 pub struct VmPolicyArgs {
@@ -176,10 +201,36 @@ pub struct VmRunArgs {
     #[command(flatten)]
     pub memory: MemoryArgs,
 
+    /// Which pages come unasked: sequential (the default), stride, majority, none, or guest
+    ///
+    /// The first three go by the order in which the guest's memory lies. 'guest' goes by the virtual addresses of the guest's programs, which it finds in the guest's page tables:
+    /// for programs that go through memory in order, in a guest that has run for a while.
+    #[arg(long, value_name = "NAME", value_parser = prefetcher)]
+    pub prefetch: Option<Prefetcher>,
+
     /// QEMU and its arguments
     // What follows QEMU's name is its own, options too; an option before it that we do not know is still an error.
     #[arg(value_name = "QEMU", required = true, trailing_var_arg = true)]
     pub line: Vec<OsString>,
+}
+
+/// Which pages come unasked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Prefetcher {
+    /// Those that a prefetcher of the engine asks for.
+    BuiltIn(Named),
+    /// Those that come next in virtual addresses of the guest.
+    Guest,
+}
+
+/// Reads the name of one.
+fn prefetcher(text: &str) -> Result<Prefetcher, String> {
+    match Setting::read("prefetch", text) {
+        _ if text == "guest" => Ok(Prefetcher::Guest),
+        Ok(Setting::Prefetch(named)) => Ok(Prefetcher::BuiltIn(named)),
+        Ok(_) => Err(format!("'{text}' is no prefetcher")),
+        Err(why) => Err(format!("{why}, or guest")),
+    }
 }
 
 /// The protocols.
@@ -249,16 +300,29 @@ Examples:
 
 Exit status: 0, also if no virtual machine runs.";
 
+const AFTER_VM_TRANSLATE: &str = "\
+Columns:
+  root      the address space: the physical address of its first page table (what CR3 has)
+  physical  the guest-physical address
+  host      the address in the monitor's process; - where the guest has no memory
+  page      the size of the page that has it
+
+The address spaces are those that a processor of the guest was seen to run lately. A page table that is
+out of RAM is wished to come, and has no answer this time.
+
+Exit status: 0, also if no address space has the address.";
+
 /// What usage errors name.
 const WORDS: Words = Words {
     first: "command",
-    known: "manage or vm, and vm run, list, stat, set or policy",
+    known: "manage or vm, and vm run, list, stat, set, translate or policy",
     required: &[
         ("QEMU", "no QEMU given: write it behind the options, such as farshore vm run --memory 1G -- qemu-system-x86_64 -m 4G"),
         ("--listen", "no socket given: write --listen SOCKET, such as --listen /run/user/1000/memory"),
         ("--protocol", "no protocol given: write --protocol cloud-hypervisor, or firecracker"),
         ("<VM>", "no virtual machine given: write its process or its name, as 'farshore vm list' shows them"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore vm set one memory=512M'"),
+        ("<ADDRESS>", "no address given: write it as in 'farshore vm translate one 7f3c00001000'"),
         ("<NAME>", "no policy given: write it as in 'farshore vm policy one fifo'"),
     ],
 };
@@ -330,6 +394,9 @@ mod tests {
             (&["vm", "stat"], "no virtual machine given: write its process or its name"),
             (&["vm", "set", "one"], "no setting given: write it as in 'farshore vm set one memory=512M'"),
             (&["vm", "policy", "one"], "no policy given"),
+            (&["vm", "translate", "one"], "no address given"),
+            (&["vm", "translate", "one", "xyz"], "write it in hexadecimal"),
+            (&["vm", "run", "--memory", "64M", "--prefetch", "oracle", "--", "qemu"], "none, or guest"),
             (&["vm", "list", "one"], "unknown word 'one': see 'farshore vm list --help'"),
             (&["vm", "run", "--memory", "64M"], "no QEMU given"),
             (&["vm", "run", "--memory", "x", "--", "qemu-system-x86_64"], "--memory: invalid size"),

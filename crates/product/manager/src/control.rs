@@ -5,8 +5,8 @@
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use farshore_config::control::{Change, Set, Setting};
-use farshore_config::{Size, stats};
+use farshore_config::control::{Change, Set, Setting, Translated};
+use farshore_config::{Named, Size, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
 use farshore_policy::{BuiltIn, prefetch};
@@ -15,6 +15,7 @@ use farshore_sys::clock;
 
 use crate::host::{Host, no_thread};
 use crate::process;
+use crate::tap::Way;
 
 /// How faults come, in the words of `--fault`: by messages.
 const FAULTS: &str = "poll";
@@ -44,6 +45,20 @@ pub fn start(host: &'static Host, pid: i32) -> Result<(), String> {
     thread::Builder::new().name("farshore-ctl".into()).spawn(serve).map(drop).map_err(no_thread)
 }
 
+impl Client {
+    /// Follows runs of faults in the guest's addresses, or in its memory's order, in place of the engine's own prefetcher.
+    fn follow(&self, way: Way) -> Result<Set, String> {
+        let engine = &self.host.engine;
+        counters::check_prefetcher(engine, &Named::new(way.name()))?;
+        if way == Way::Guest && !self.host.tap.has_monitor() {
+            return Err("prefetch=guest: what this guest's processors run cannot be asked: start it with 'farshore vm run --prefetch guest'".into());
+        }
+        self.host.tap.set_way(way);
+        engine.policy.choose_prefetch(prefetch::BuiltIn::None);
+        Ok(Set::Done)
+    }
+}
+
 impl Target for Client {
     fn stats(&self) -> stats::Stats {
         let engine = &self.host.engine;
@@ -59,11 +74,18 @@ impl Target for Client {
             processor_ns: process::processor_ns(self.pid) + clock::of_process(),
             ..counters::of(engine, self.started_ns)
         };
-        stats::Stats { thrashing: farshore_config::advice::of(&told), ..told }
+        let prefetcher = match self.host.tap.way() {
+            Way::Off => told.prefetcher.clone(),
+            way => way.name().into(),
+        };
+        stats::Stats { prefetcher, guest: self.host.tap.stats(), thrashing: farshore_config::advice::of(&told), ..told }
     }
 
     fn set(&self, key: &str, value: &str) -> Result<Set, String> {
         let engine = &self.host.engine;
+        if let Some(way) = Way::named(value).filter(|_| key == "prefetch") {
+            return self.follow(way);
+        }
         match Setting::read(key, value)? {
             Setting::Memory(size) => {
                 // Not while the memory is given back, when nothing may have to leave for what comes.
@@ -81,6 +103,7 @@ impl Target for Client {
             Setting::Prefetch(name) => {
                 counters::check_prefetcher(engine, &name)?;
                 let prefetcher = prefetch::BuiltIn::named(&name.name);
+                self.host.tap.set_way(Way::Off);
                 engine.policy.choose_prefetch(prefetcher.ok_or_else(|| format!("prefetch={name}: there is no such prefetcher"))?);
             }
             Setting::Pace(knob, number) => counters::set_pace(engine, knob, number)?,
@@ -96,6 +119,10 @@ impl Target for Client {
             }
         }
         Ok(Set::Done)
+    }
+
+    fn translate(&self, address: u64) -> Result<Vec<Translated>, String> {
+        self.host.tap.translate(address)
     }
 
     fn change(&self, id: u64) -> Result<Change, String> {

@@ -50,6 +50,7 @@ use crate::chosen::Choice;
 use crate::kernel::SharedKernel;
 use crate::memory::{Memory, Region};
 use crate::state;
+use crate::tap::Tap;
 
 /// What the engine of a client works with.
 #[derive(Debug)]
@@ -89,6 +90,8 @@ pub struct Host {
     evictors: usize,
     /// How the limit is chosen, if it is.
     pub choice: Choice,
+    /// What the thread that follows the guest's faults hears.
+    pub tap: Tap,
     /// What outlives this process, if it can be replaced.
     pub state: Option<&'static state::State>,
 }
@@ -128,7 +131,8 @@ impl Host {
         let Options { evictors, batch, writes, free, .. } = *options;
         let wanted = Wanted { evictors, batch, writes, free };
         let shape = Shape::fitting(options.memory_at_start().bytes(), wanted, options.ablate.0, cores, Nodes::ONE);
-        let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
+        let prefetcher = prefetch::BuiltIn::named(&options.prefetch.name).unwrap_or(prefetch::BuiltIn::Sequential);
+        let policy = Chosen::new(BuiltIn::SecondChance, prefetcher);
         let stages = shape.sizes().stages;
         // Whether somebody can take over when this process is killed depends on where pages go. That it cannot be now must not keep anybody from having their memory managed.
         let lasts = AnyBackend::can_be_taken_over(&options.swap, options.encrypts());
@@ -162,6 +166,7 @@ impl Host {
             cores,
             evictors: shape.evictors,
             choice,
+            tap: Tap::default(),
         }));
         host.choice.begin(&host.engine);
         Ok(host)

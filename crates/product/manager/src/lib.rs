@@ -27,6 +27,7 @@
 //! | [`state`] | what a manager leaves to the next one |
 //! | [`takeover`] | how the next one goes on |
 //! | [`serve`] | faults |
+//! | [`tap`], [`monitor`], [`ahead`] | runs of faults in the guest's virtual addresses are followed: what is heard, what QEMU's monitor is asked, which pages come |
 //! | [`leave`] | the memory is given back |
 //! | [`seldom`] | lines that may come again and again |
 //! | [`session`] | one client from its connection to its end |
@@ -37,6 +38,7 @@
 //! The command listens, and starts a process for each connection, which is all that the client has: when it ends, nothing of the client's is left, and whatever goes wrong goes wrong for
 //! one client alone. It is a child of its [`keeper`]. What is leaked here is leaked for as long as the client lives.
 
+pub mod ahead;
 pub mod chosen;
 pub mod connection;
 pub mod control;
@@ -45,6 +47,7 @@ pub mod keeper;
 pub mod kernel;
 pub mod leave;
 pub mod memory;
+pub mod monitor;
 pub mod process;
 pub mod regions;
 pub mod restore;
@@ -54,4 +57,5 @@ pub mod session;
 pub mod snapshot;
 pub mod state;
 pub mod takeover;
+pub mod tap;
 pub mod wire;

@@ -42,6 +42,7 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
             VmCommand::List(arguments) => vms::list(&arguments),
             VmCommand::Stat(arguments) => vms::stat(&arguments, farshore),
             VmCommand::Set(arguments) => vms::set(&arguments.vm, &arguments.settings, farshore),
+            VmCommand::Translate(arguments) => vms::translate(&arguments),
             VmCommand::Policy(arguments) => vms::set(&arguments.vm, &[format!("policy={}", arguments.policy)], farshore),
         },
         Asked::Text(text) => usage::print(&text).map(|()| 0),

@@ -335,6 +335,11 @@ impl Memory {
         self.regions().clone()
     }
 
+    /// The region that has a page.
+    pub fn region(&self, page: Page) -> Option<Region> {
+        region_of(&self.regions(), page).cloned()
+    }
+
     /// Reads the bytes of a page that is in memory.
     ///
     /// # Errors

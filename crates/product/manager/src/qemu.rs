@@ -11,6 +11,8 @@ use serde_json::Value;
 
 /// The backend that is added.
 const BACKEND: &str = "farshore";
+/// The monitor that is added.
+const MONITOR: &str = "farshore-monitor";
 /// The kind that can be handed over.
 const KIND: &str = "memory-backend-memfd";
 /// The guest's memory if nothing is said of it: QEMU's own default.
@@ -53,6 +55,23 @@ pub fn with_shared_memory(words: &[OsString]) -> Result<Vec<OsString>, String> {
     let object = [format!("{KIND},id={BACKEND},share=on,size=").as_bytes(), &in_bytes(&size)].concat();
     let added = ["-object".into(), OsString::from_vec(object), "-machine".into(), format!("memory-backend={BACKEND}").into()];
     Ok([name.clone()].into_iter().chain(added).chain(arguments.iter().cloned()).collect())
+}
+
+/// The words with a monitor for this process' manager: `socket` is one end of a connection, `config` a file for the description of it, by its descriptor.
+///
+/// The description comes by a file, since a monitor on the command line would take the place of the one that QEMU has by itself.
+#[must_use]
+pub fn with_monitor(words: &[OsString], config: i32) -> Vec<OsString> {
+    let added = ["-readconfig".into(), format!("/proc/self/fd/{config}").into()];
+    words.iter().take(1).cloned().chain(added).chain(words.iter().skip(1).cloned()).collect()
+}
+
+/// What such a file says.
+#[must_use]
+pub fn monitor(socket: i32) -> String {
+    format!(
+        "[chardev \"{MONITOR}\"]\n  backend = \"socket\"\n  fd = \"{socket}\"\n[mon \"{MONITOR}\"]\n  mode = \"control\"\n  chardev = \"{MONITOR}\"\n"
+    )
 }
 
 /// The size of a `-m`: `4G`, `size=4G`, `4G,slots=2,maxmem=8G`.
@@ -143,6 +162,13 @@ mod tests {
             assert_eq!(words[..5], ["qemu", "-object", &object, "-machine", "memory-backend=farshore"], "{line:?}");
             assert_eq!(words[5..], line[1..]);
         }
+    }
+
+    #[test]
+    fn a_monitor_comes_in_front() {
+        let words = ["qemu", "-m", "1G"].map(OsString::from);
+        assert_eq!(with_monitor(&words, 7), ["qemu", "-readconfig", "/proc/self/fd/7", "-m", "1G"].map(OsString::from));
+        assert!(monitor(9).contains("fd = \"9\""));
     }
 
     #[test]

@@ -30,6 +30,7 @@ use farshore_sys::uffd::{Fault, Message, UffdError};
 
 use crate::host::{Host, buffer, no_thread};
 use crate::seldom::Seldom;
+use crate::tap::Way;
 
 /// Handler threads a core. Each waits for its own fetch, so several.
 const HANDLERS_A_CORE: usize = 4;
@@ -82,7 +83,13 @@ fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
         let detail = write | if fault.protected { FAULT_PROTECTED } else { 0 };
         engine.tell_event(&Event { detail, ns: engine.clock.now_ns(), ..Event::new(Kind::Fault, fault.address, 1) });
     }
-    if !fault.protected && host.state_of(page) == Some(State::Resident) {
+    let is_followed = host.tap.way() != Way::Off;
+    let state = (is_followed || !fault.protected).then(|| host.state_of(page)).flatten();
+    // Before it is served, so that what is behind it comes meanwhile. A page that nobody has touched before is of no run that could come.
+    if is_followed && (fault.protected || matches!(state, Some(State::Out | State::Leaving | State::Busy))) {
+        host.tap.fault(page);
+    }
+    if !fault.protected && state == Some(State::Resident) {
         host.forget_thrown_away(page);
     }
     match engine.resolve(page, access, fault.protected, cpu::current(), buffer) {

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
+use crate::ahead;
 use crate::chosen::Choice;
 use crate::connection::{Came, Connection, Next};
 use crate::control;
@@ -39,10 +40,11 @@ use crate::takeover::{Left, wake};
 use crate::wire::{Handed, Request};
 
 /// Serves the client of a keeper, until its process has ended: one that hands its memory over, or one whose manager was killed. `list`: where the client has a seat, if its memory is a share of a budget.
+/// `monitor`: a connection to QEMU's monitor, if there is one.
 ///
 /// # Errors
 /// One line: it hands nothing over that could be managed. It was told nothing, and its connection is closed.
-pub fn run(keeper: &'static Keeper, options: &Options, list: Option<OwnedFd>) -> Result<(), String> {
+pub fn run(keeper: &'static Keeper, options: &Options, list: Option<OwnedFd>, monitor: Option<OwnedFd>) -> Result<(), String> {
     let signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
     // The second comes where a file would be longer than a limit allows, which the call tells too.
@@ -53,21 +55,27 @@ pub fn run(keeper: &'static Keeper, options: &Options, list: Option<OwnedFd>) ->
     keeper.obeys();
     let socket = keeper.take_one(Kept::Connection).ok_or("its keeper has no connection")?;
     let process = Process::kept(&socket, keeper.take_one(Kept::Client).ok_or("its keeper has no client")?)?;
+    let given = Given { options, list, monitor, signals, socket };
     match keeper.take_one(Kept::Tables) {
-        Some(tables) => go_on(keeper, options, list, signals, socket, &process, tables),
-        None => begin(keeper, options, list, signals, socket, &process),
+        Some(tables) => go_on(keeper, given, &process, tables),
+        None => begin(keeper, given, &process),
     }
 }
 
-/// Serves a client that hands its memory over.
-fn begin(
-    keeper: &'static Keeper,
-    options: &Options,
+/// What a manager is started with, beside its client.
+struct Given<'g> {
+    options: &'g Options,
+    /// Where the client has a seat, if its memory is a share of a budget.
     list: Option<OwnedFd>,
+    /// A connection to QEMU's monitor.
+    monitor: Option<OwnedFd>,
     signals: Signals,
     socket: OwnedFd,
-    process: &Process,
-) -> Result<(), String> {
+}
+
+/// Serves a client that hands its memory over.
+fn begin(keeper: &'static Keeper, given: Given<'_>, process: &Process) -> Result<(), String> {
+    let Given { options, list, monitor, signals, socket } = given;
     let mut connection = Connection::new(socket);
     let first = connection.first()?;
     let handed = match first.request {
@@ -99,7 +107,7 @@ fn begin(
         keeper.keep(Kept::Tables, &[state.file()])
     };
     host.take(regions, check)?;
-    serve_with(host, signals, process)?;
+    serve_with(host, signals, process, monitor)?;
     first.answer.into_iter().for_each(|form| connection.answer(form));
     host.state.inspect(|state| state.set_under_way(connection.has_more()));
     let bytes = host.engine.stats.managed() * PAGE_SIZE as u64;
@@ -116,15 +124,8 @@ fn begin(
 }
 
 /// Goes on where another manager was killed, which has left these tables.
-fn go_on(
-    keeper: &'static Keeper,
-    options: &Options,
-    list: Option<OwnedFd>,
-    signals: Signals,
-    socket: OwnedFd,
-    process: &Process,
-    tables: OwnedFd,
-) -> Result<(), String> {
+fn go_on(keeper: &'static Keeper, given: Given<'_>, process: &Process, tables: OwnedFd) -> Result<(), String> {
+    let Given { options, list, monitor, signals, socket } = given;
     let left = Left::find(tables, keeper)?;
     let uffd = keeper.take_one(Kept::Uffd).ok_or("the userfaultfd was not kept")?;
     let uffd = userfaultfd(uffd, Features::default())?;
@@ -141,7 +142,7 @@ fn go_on(
         return Ok(());
     }
     host.begin(options)?;
-    serve_with(host, signals, process)?;
+    serve_with(host, signals, process, monitor)?;
     wake(host);
     host.engine.wake_all_threads();
     // Of a request that has not come whole, or was not answered, nobody knows how far it came.
@@ -159,8 +160,9 @@ fn go_on(
 }
 
 /// Starts what serves a client: faults, signals, questions.
-fn serve_with(host: &'static Host, signals: Signals, process: &Process) -> Result<(), String> {
+fn serve_with(host: &'static Host, signals: Signals, process: &Process, monitor: Option<OwnedFd>) -> Result<(), String> {
     serve::start(host)?;
+    ahead::start(host, monitor)?;
     obey(signals, host, process.number())?;
     if let Err(why) = control::start(host, process.number()) {
         tell(&format!("process {}: farshore stat and set do not reach its manager ({why})", process.number()));

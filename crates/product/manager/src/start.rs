@@ -334,12 +334,13 @@ pub fn client(options: &OsStr, client: &OsStr) -> Result<u8, Refusal> {
     end_by_bugs();
     let options = handed_on(options)?;
     let list = options.seat.map(|seat| adopt(seat.descriptor)).transpose()?;
+    let monitor = options.monitor.map(adopt).transpose()?;
     let keeper = Keeper::meet(take_input()?).map_err(Refusal::failed)?;
     if let Some(caller) = keeper.take_one(Kept::Caller) {
         leave_caller(caller)?;
     }
     let refused = |why| Refusal::failed(format!("process {} is refused: {why}", client.display()));
-    session::run(Box::leak(Box::new(keeper)), &options, list).map(|()| 0).map_err(refused)
+    session::run(Box::leak(Box::new(keeper)), &options, list, monitor).map(|()| 0).map_err(refused)
 }
 
 /// Leaves standard error when this process has ended, if somebody may wait for its end: see [`Kept::Caller`].

@@ -11,10 +11,11 @@
 //! its signals and its exit status.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{Error, ErrorKind, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
@@ -22,12 +23,14 @@ use farshore_command::process::ONE;
 use farshore_command::refusal::Refusal;
 use farshore_command::say::tell;
 use farshore_command::{handed, library};
+use farshore_config::Named;
 use farshore_manager::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, setsid};
 
-use crate::args::VmRunArgs;
+use crate::args::{Prefetcher, VmRunArgs};
 use crate::{qemu, start};
 
 /// The word behind which the process between QEMU and its manager finds its options and QEMU's number.
@@ -47,7 +50,22 @@ const SLOW: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// A wrong option (125), or QEMU cannot be started (126, 127).
 pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
     let mut options = start::options(&arguments.memory)?;
-    let words = qemu::with_shared_memory(&arguments.line).map_err(Refusal::cannot_start)?;
+    let mut words = qemu::with_shared_memory(&arguments.line).map_err(Refusal::cannot_start)?;
+    let monitor = match &arguments.prefetch {
+        Some(Prefetcher::BuiltIn(named)) => {
+            options.prefetch = named.clone();
+            None
+        }
+        Some(Prefetcher::Guest) => {
+            options.prefetch = Named::new("none");
+            Some(Monitor::make()?)
+        }
+        None => None,
+    };
+    if let Some(monitor) = &monitor {
+        options.monitor = Some(monitor.ours.as_raw_fd());
+        words = qemu::with_monitor(&words, monitor.config.as_raw_fd());
+    }
     let agent = library::find(AGENT.0, AGENT.1)?;
     let (listener, name) = listen()?;
     let failed = |error: Error| {
@@ -60,6 +78,7 @@ pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
         .map(|list| rustix::io::fcntl_setfd(list, FdFlags::empty()))
         .transpose()
         .map_err(|errno| Refusal::failed(format!("the list of budgets cannot be handed on ({errno})")))?;
+    monitor.as_ref().map(|monitor| inherited(&monitor.ours)).transpose()?;
     let mut beside = Command::new("/proc/self/exe")
         .args([BESIDE, &options.to_json(), &own])
         .stdin(OwnedFd::from(listener))
@@ -74,6 +93,8 @@ pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
     if said != STARTED {
         return Err(Refusal::failed("the manager of the guest's memory could not be started: its line is above"));
     }
+    // QEMU's end, and not its manager's, which would keep the connection.
+    let _theirs = monitor.map(Monitor::for_qemu).transpose()?;
     let others = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty());
     let preload: Vec<OsString> = [agent.into_os_string()].into_iter().chain(others).collect();
     let program = &words[0];
@@ -84,6 +105,41 @@ pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
         ErrorKind::NotFound => Refusal::not_found(format!("'{shown}' was not found: check the spelling, or give QEMU's path")),
         _ => Refusal::not_executable(format!("'{shown}' cannot be executed ({error}): name a QEMU")),
     })
+}
+
+/// A connection between QEMU's monitor and the manager.
+struct Monitor {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+    /// The file that tells QEMU of its end.
+    config: OwnedFd,
+}
+
+impl Monitor {
+    fn make() -> Result<Monitor, Refusal> {
+        let failed = |error: Error| {
+            Refusal::failed(format!("no connection to QEMU's monitor can be made ({error}): raise the limit of descriptors"))
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let config = memfd_create("farshore-monitor", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        File::from(config.try_clone().map_err(failed)?)
+            .write_all(qemu::monitor(theirs.as_raw_fd()).as_bytes())
+            .map_err(failed)?;
+        Ok(Monitor { ours: ours.into(), theirs: theirs.into(), config })
+    }
+
+    /// The ends that QEMU gets.
+    fn for_qemu(self) -> Result<[OwnedFd; 2], Refusal> {
+        inherited(&self.theirs)?;
+        inherited(&self.config)?;
+        Ok([self.theirs, self.config])
+    }
+}
+
+/// Programs that are started from here get the descriptor.
+fn inherited(descriptor: &OwnedFd) -> Result<(), Refusal> {
+    rustix::io::fcntl_setfd(descriptor, FdFlags::empty())
+        .map_err(|errno| Refusal::failed(format!("a descriptor cannot be handed on ({errno})")))
 }
 
 /// Listens at a name that nobody else has.

@@ -1,4 +1,4 @@
-//! `farshore vm list`, `stat`, `set` and `policy`: virtual machines that run, found by their managers' control sockets, with no daemon between.
+//! `farshore vm list`, `stat`, `set`, `translate` and `policy`: virtual machines that run, found by their managers' control sockets, with no daemon between.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use farshore_client::client::Client;
 use farshore_client::programs;
 use farshore_client::round::{Outcome, Rounds, unlooked};
 use farshore_client::shown::bytes;
 use farshore_client::vms::{Vm, of_manager};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::cannot_print;
+use farshore_config::control::Translated;
 use farshore_config::plain;
 use farshore_config::stats::Stats;
 use serde_json::{Value, json};
 
-use crate::args::{VmListArgs, VmStatArgs};
+use crate::args::{VmListArgs, VmStatArgs, VmTranslateArgs};
 
 /// How long managers may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -134,6 +136,27 @@ pub fn set(vm: &str, settings: &[String], farshore: Option<PathBuf>) -> Result<u
     become_farshore(farshore, &words)
 }
 
+/// Prints where the guest of a virtual machine has a virtual address.
+///
+/// # Errors
+/// There is no such virtual machine, or it cannot tell (1).
+pub fn translate(arguments: &VmTranslateArgs) -> Result<u8, Refusal> {
+    let found = Client::connect(manager(&arguments.vm)?)?.translate(arguments.address)?;
+    let text = if arguments.json { format!("{:#}\n", json!(found)) } else { translations(&found) };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| cannot_print(&error))?;
+    Ok(0)
+}
+
+fn translations(found: &[Translated]) -> String {
+    let line = |root: &str, physical: &str, host: &str, page: &str| format!("{root:<16}  {physical:<16}  {host:<16}  {page}\n");
+    let row = |it: &Translated| {
+        let host = it.host.map_or("-".into(), |host| format!("{host:x}"));
+        line(&format!("{:x}", it.root), &format!("{:x}", it.physical), &host, &bytes(it.bytes))
+    };
+    std::iter::once(line("ROOT", "PHYSICAL", "HOST", "PAGE")).chain(found.iter().map(row)).collect()
+}
+
 fn become_farshore(farshore: Option<PathBuf>, words: &[String]) -> Result<u8, Refusal> {
     let farshore = farshore.unwrap_or_else(|| "farshore".into());
     let error = Command::new(&farshore).args(words).exec();
@@ -186,6 +209,15 @@ mod tests {
             chosen("two", &found).unwrap_err().contains("2 virtual machines are called 'two': give the process of one (20, 30)")
         );
         assert!(chosen("three", &found).unwrap_err().contains("no virtual machine 'three'"));
+    }
+
+    #[test]
+    fn each_address_space_has_its_row() {
+        let one = Translated { root: 0x1000, physical: 0x5008, host: Some(0x7f00_0000_5008), bytes: 4096 };
+        let text = translations(&[one, Translated { host: None, bytes: 2 << 20, ..one }]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect();
+        assert_eq!(rows[1..], [["1000", "5008", "7f0000005008", "4.0 KiB"], ["1000", "5008", "-", "2.0 MiB"]]);
     }
 
     #[test]

@@ -43,7 +43,7 @@ use rustix::net::{
 };
 
 pub use farshore_config::control::Target;
-use farshore_config::control::{Attachment, Change, Conversation, LINE_LIMIT, Set, error_line, socket_name};
+use farshore_config::control::{Attachment, Change, Conversation, LINE_LIMIT, Set, Translated, error_line, socket_name};
 use farshore_config::stats::Stats;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw;
@@ -349,6 +349,10 @@ impl Target for WithoutPaths<'_> {
 
     fn change(&self, id: u64) -> Result<Change, String> {
         self.0.change(id)
+    }
+
+    fn translate(&self, address: u64) -> Result<Vec<Translated>, String> {
+        self.0.translate(address)
     }
 
     fn attach(&self, _version: u64) -> Result<Attachment, String> {

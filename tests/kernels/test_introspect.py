@@ -1,0 +1,151 @@
+"""`farshore vm run --prefetch guest`: pages come along runs of faults in the virtual addresses of a guest's program, which the guest's own page tables tell.
+
+The guest's program (tests/programs/shuffled.c) goes through memory in order whose pages lie in any order. What it says must be the same with and without. `--measure N` prints a table, of N runs of each kind in turn.
+"""
+
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import time
+
+import harness
+import kernels
+import pytest
+from harness import MIB, expect
+from machine import Machine
+from test_vm import LONG, manager_of, wait_until
+
+# MiB of the guest, of its program, and of the guest's memory that may be in RAM: three quarters of the program's.
+GUEST, SIZE, LIMIT = 224, 128, 96
+
+
+class TestIntrospect(Machine):
+    """A guest that runs one program."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    def with_manager(self, made_ready):
+        """What `farshore vm` needs beside the command."""
+        self.beside("farshore-manager", "farshore-view", "libfarshore_agent.so")
+
+    def guest(self, passes):
+        """The command line of the guest."""
+        work = self.folder("guest")
+        files = {}
+        for name, text in (("size", SIZE), ("passes", passes)):
+            files[name] = os.path.join(work, name)
+            with open(files[name], "w", encoding="ascii") as file:
+                file.write(f"{text}\n")
+        program = harness.build_program("shuffled", ("-static",), out_name="shuffled_static")
+        image = os.path.join(work, "initramfs")
+        kernels.initramfs(image, os.path.join(kernels.HERE, "followed"), [("bin/shuffled", program), *files.items()])
+        return [kernels.qemu(), *kernels.processors(1, "multi"), "-m", f"{GUEST}M", "-nodefaults", "-display", "none", "-no-reboot",
+                "-kernel", f"{kernels.kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off", "-serial", "stdio"]
+
+    def stat(self, manager):
+        """The counters."""
+        return json.loads(self.call("vm", "stat", "--json", str(manager)).out)
+
+    def run(self, passes, prefetch, meanwhile=lambda console, manager: None):
+        """A guest from its beginning to its end: what it says, and counters when it is warmed up and when its program is done. `meanwhile` is called in between."""
+        work = self.folder("run")
+        console = os.path.join(work, "console")
+        said = lambda: harness.read_text(console, 1 << 20).replace("\r", "")  # noqa: E731
+        started = {"host": "none"}.get(prefetch, prefetch)
+        argv = [self.farshore, "vm", "run", "--memory", f"{LIMIT}M", "--prefetch", started, "--swap", f"dir:{self.folder('swap', 0o777)}", "--", *self.guest(passes)]
+        with open(console, "wb") as out:
+            process = harness.Process(argv, work, LONG, stdout=out)
+        try:
+            def has(line):
+                expect(process.alive() or re.search(line, said(), re.M), f"it ends early: {said()[-2000:]}\n{process.stderr_so_far()}")
+                return re.search(line, said(), re.M)
+            wait_until(lambda: has("^warmed$"), "it does not get warm", LONG)
+            manager = manager_of(process.stderr_so_far())
+            if prefetch == "host":
+                expect(self.call("vm", "set", str(manager), "prefetch=host").status == 0, "prefetch=host is refused")
+            before = self.stat(manager)
+            meanwhile(said, manager)
+            wait_until(lambda: has("^done$"), "it has no end", LONG)
+            after = self.stat(manager)
+            process.popen.wait(LONG)
+        finally:
+            process.kill_session()
+            outcome = process.finish()
+        expect(outcome.status == 0 and "lost" not in outcome.stderr.replace("0 pages lost", ""), f"status {outcome.status}: {outcome.stderr}")
+        return said(), before, after
+
+    def test_guest_addresses(self):
+        """Translations are those of the guest's own page map; pages come before they are touched, and the program's sums are the same as without."""
+        told = {}
+
+        def ask(said, manager):
+            pages = [line.split()[1:] for line in said().splitlines() if line.startswith("first ")]
+            expect(len(pages) == 64, f"{said()}")
+            # The program has to run for its address space to be known.
+            wait_until(lambda: re.search("^sum 1 ", said(), re.M), "no pass", LONG)
+            for address, frame in pages:
+                done = self.call("vm", "translate", "--json", str(manager), address)
+                expect(done.status == 0, done.err)
+                told[address] = json.loads(done.out)
+                expect(all(found["host"] for found in told[address]), f"a page outside of memory: {told[address]}")
+            shown = self.call("vm", "translate", str(manager), pages[0][0]).out
+            expect(shown.startswith("ROOT") and f"{int(pages[0][1], 16) << 12:x}" in shown, shown)
+            self.refused(["vm", "translate", str(manager), "here"], (125,), "hexadecimal")
+
+        said, before, after = self.run(6, "guest", ask)
+        first, last = ({line.split()[1]: int(line.split()[2], 16) for line in said.splitlines() if line.startswith(f"{when} ")} for when in ("first", "last"))
+        stayed = [address for address in first if first[address] == last[address] != 0]
+        expect(len(stayed) > 48, f"the guest's kernel has moved too many pages: {said}")
+        for address in stayed:
+            frames = {found["physical"] >> 12 for found in told[address]}
+            # Only what was out, a page table or the guest's stale one, may have no answer.
+            expect(frames <= {first[address]}, f"{address} is at {first[address]:x}, and not at {frames}")
+        answered = sum(bool(told[address]) for address in stayed)
+        expect(answered > len(stayed) * 3 // 4, f"only {answered} of {len(stayed)} translations have an answer")
+        guest = after["guest"]
+        expect(after["prefetcher"] == "guest" and guest["address_spaces"] > 0 and guest["looks"] > 0, f"{guest}")
+        expect(guest["found"] > guest["asked"] // 2 and guest["used"] > 1000 and guest["used"] <= guest["prefetched"], f"{guest}")
+        without, _, plain = self.run(6, "none")
+        sums = [re.findall(r"^sum .*", text, re.M) for text in (said, without)]
+        expect(len(sums[0]) == 6 and sums[0] == sums[1], f"{sums}")
+        expect(plain["guest"] is None and plain["prefetcher"] == "none", f"{plain['guest']}")
+        return f"{answered} of {len(stayed)} translations; {guest['used']} of {guest['prefetched']} pages used, {guest['found']} of {guest['asked']} faults found, {guest['tables_out']} tables out"
+
+    def test_switched(self):
+        """The prefetcher changes while the guest runs; without a connection to QEMU's monitor it cannot be the guest's."""
+        def switch(_, manager):
+            for prefetch in ("sequential", "guest", "host", "none", "guest"):
+                expect(self.call("vm", "set", str(manager), f"prefetch={prefetch}").status == 0, prefetch)
+                expect(self.stat(manager)["prefetcher"] == prefetch, prefetch)
+            os.kill(manager, 9)
+            wait_until(lambda: self.next_manager(manager), "nobody takes over")
+            expect(self.stat(self.next_manager(manager))["prefetcher"] == "guest", "the next manager does not go on with it")
+
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said, _, _ = self.run(3, "guest", switch)
+        return "switched"
+
+    @pytest.mark.measured
+    def test_measure(self, request):
+        """How long the passes take and what they need: without, in the order of the guest's memory, in its virtual addresses."""
+        times = request.config.getoption("--measure")
+        figures = {}
+        for _ in range(times):
+            for prefetch in ("none", "host", "guest", "sequential"):
+                said, before, after = self.run(6, prefetch)
+                grown = lambda *path: self.grown(before, after, path)  # noqa: B023, E731
+                row = {"s": float(re.search(r"^took (.*)", said, re.M)[1]), "fetches": grown("faults", "fetch"), "waits": grown("faults", "wait"), "read": grown("swap", "pages_in"), "evicted": grown("evictions", "pages")}
+                if after["guest"]:
+                    row |= {key: after["guest"][key] - (before["guest"] or {}).get(key, 0) for key in ("asked", "found", "prefetched", "used", "tables_out", "looks", "unheard", "stale")}
+                figures.setdefault(prefetch, []).append(row)
+        for prefetch, rows in figures.items():
+            print(prefetch, {key: statistics.median(row[key] for row in rows) for key in rows[0]}, [row["s"] for row in rows])
+
+    @staticmethod
+    def grown(before, after, path):
+        """How much a counter has grown."""
+        for key in path:
+            before, after = before[key], after[key]
+        return after - before
