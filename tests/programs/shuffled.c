@@ -5,6 +5,7 @@
  * Memory at a fixed address is touched in an order at random first, so that the kernel gives its pages out in that order. Then each pass writes it from the first page to the last. Prints where some
  * of its pages are in physical memory, as /proc/self/pagemap says (before the passes and after them: a kernel may move pages), a line when it is warmed up, a sum for each pass, and how long all took. */
 #include "common.h"
+#include <fcntl.h>
 #include <time.h>
 
 #define FIRST ((void *)0x7e0000000000)

@@ -173,6 +173,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     }
     text.push_str(&pace(now));
     text.push_str(&scans(now));
+    text.push_str(&guest(now));
     if let Some(thrashing) = farshore_config::advice::within(since.unwrap_or(&Stats::default()), now) {
         let _ = writeln!(text, "\n{}", plain(&thrashing.advice));
     }
@@ -280,6 +281,22 @@ fn scans(now: &Stats) -> String {
     })
 }
 
+/// What a guest's page tables tell of its faults, if they are looked at.
+fn guest(now: &Stats) -> String {
+    let Some(it) = &now.guest else { return String::new() };
+    let rows = [
+        ("address spaces", it.address_spaces),
+        ("faults asked", it.asked),
+        ("  found", it.found),
+        ("  not heard", it.unheard),
+        ("page tables out", it.tables_out),
+        ("pages prefetched", it.prefetched),
+        ("  used", it.used),
+    ];
+    rows.iter()
+        .fold(format!("\n{:<22}{:>12}\n", "guest", "total"), |text, (name, value)| text + &format!("  {name:<20}{value:>12}\n"))
+}
+
 /// What a fetch takes, part by part, on the average of those that were measured.
 fn fetch_parts(now: &Stats) -> String {
     let it = &now.fetch_parts;
@@ -350,7 +367,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Attached, Autopilot, Budget, FetchParts, Kinds, Pool, Scans, Space};
+    use farshore_config::stats::{Attached, Autopilot, Budget, FetchParts, Guest, Kinds, Pool, Scans, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -395,6 +412,11 @@ mod tests {
             "{scanned}"
         );
         before.scans = Scans::default();
+        before.guest = Some(Guest { asked: 90, found: 81, used: 7, ..Guest::default() });
+        let told = table(&before, None);
+        assert!(told.contains("\n  faults asked                  90\n    found                       81\n"), "{told}");
+        before.guest = None;
+        assert!(!scanned.contains("faults asked"), "{scanned}");
         before.fetch_parts = FetchParts { measured: 2, claim_ns: 600, read_ns: 170_000, ..FetchParts::default() };
         before.ablated = "rescue,batch=1".into();
         let measured = table(&before, None);

@@ -480,6 +480,8 @@ mod tests {
             "{\"op\":\"change\",\"id\":-1}",
             "{\"op\":\"change\",\"id\":7,\"more\":1}",
             "{\"op\":\"stat\",\"more\":1}",
+            "{\"op\":\"translate\"}",
+            "{\"op\":\"translate\",\"address\":\"1000\"}",
             "{\"op\":\"attach\"}",
             "{\"op\":\"attach\",\"version\":-1}",
             "{\"op\":\"set\",\"key\":\"memory\"}",
@@ -506,6 +508,32 @@ mod tests {
             assert_eq!(talk.answer(&Nothing).as_deref(), Some(said));
             assert_eq!(talk.attachment().map(|made| made.seat), attached.then_some(3));
         }
+    }
+
+    #[test]
+    fn an_address_is_translated_by_who_can() {
+        struct Vm;
+        impl Target for Vm {
+            fn stats(&self) -> Stats {
+                Stats::default()
+            }
+            fn set(&self, _: &str, _: &str) -> Result<Set, String> {
+                Ok(Set::Done)
+            }
+            fn change(&self, _: u64) -> Result<Change, String> {
+                Ok(Change::Done)
+            }
+            fn translate(&self, address: u64) -> Result<Vec<Translated>, String> {
+                Ok(vec![Translated { root: 4096, physical: address + 1, host: None, bytes: 4096 }])
+            }
+        }
+        let mut talk = Conversation::new(100);
+        let line = Request::Translate { address: u64::MAX - 1 }.to_line();
+        talk.take(line.as_bytes());
+        let said = format!("{{\"found\":[{{\"bytes\":4096,\"host\":null,\"physical\":{},\"root\":4096}}]}}\n", u64::MAX);
+        assert_eq!(talk.answer(&Vm), Some(said));
+        talk.take(line.as_bytes());
+        assert!(talk.answer(&Nothing).is_some_and(|answer| answer.contains("this is no virtual machine")));
     }
 
     #[test]

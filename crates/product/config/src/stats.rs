@@ -707,6 +707,7 @@ mod tests {
             autopilot: Some(Autopilot::default()),
             budget: Some(Budget::default()),
             thrashing: Some(Thrashing::default()),
+            guest: Some(Guest::default()),
             ..Stats::default()
         };
         let names = names(&serde_json::to_value(&stats).expect("it has a JSON form"));

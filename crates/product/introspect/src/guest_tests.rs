@@ -112,6 +112,8 @@ fn two_roots_of_one_program_are_one_address_space() {
     let mut guest = guest();
     guest.look(&mut memory, &[runs(paging), runs(other)]);
     assert_eq!(guest.spaces(), 1);
+    guest.look(&mut memory, &[Processor { is_idle: true, ..runs(Paging::new(0x7000, 4, 52)) }]);
+    assert_eq!(guest.spaces(), 1, "a processor that waits runs nothing");
     memory.words.insert(0x3000, 0x5000 | ALL);
     guest.look(&mut memory, &[runs(other)]);
     assert_eq!(guest.spaces(), 2, "they have come apart");

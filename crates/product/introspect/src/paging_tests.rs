@@ -75,7 +75,9 @@ fn a_scan_finds_what_programs_have_and_goes_on_where_it_was() {
         memory.map(paging, address, to, 1, ALL);
         there.push((address, to, 4096));
     }
+    // What the kernel alone may use: a page, a large one.
     memory.map(paging, 0x7000, 0xc000, 1, PRESENT | WRITABLE);
+    memory.map(paging, 0x8000_0000, 8 << 20, 2, PRESENT | WRITABLE | LARGE);
     memory.map(paging, u64::MAX << 47, 0xd000, 1, ALL);
     there.sort_unstable();
     for words in [1, 700, 1 << 20] {

@@ -21,12 +21,14 @@
 //! address comes from the page tables of the address spaces that ran lately.
 
 use std::collections::HashMap;
+use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
 use farshore_attach::PageState;
+use farshore_command::say::tell;
 use farshore_config::control::Translated;
 use farshore_config::stats;
 use farshore_core::limits::PAGE_SIZE;
@@ -79,37 +81,69 @@ pub fn start(host: &'static Host, monitor: Option<OwnedFd>) -> Result<(), String
 
 /// Looks at the processors while there are faults, until QEMU has ended.
 fn watch(host: &Host, connection: OwnedFd) {
-    let Ok(mut monitor) = Monitor::new(connection) else { return };
-    let (mut heard, mut regions, mut since) = (0, 0, LAYOUT);
-    loop {
-        let now = host.tap.heard();
+    let ended = Monitor::new(connection).and_then(|mut monitor| Watcher::default().run(host, &mut monitor));
+    // Where QEMU has ended, so has this process by then.
+    thread::sleep(Duration::from_secs(1));
+    if let Err(why) = ended {
+        tell(&format!(
+            "QEMU's monitor cannot be asked any more ({why}): pages do not come along the guest's addresses; choose another prefetcher ('farshore vm set VM prefetch=sequential')"
+        ));
+    }
+}
+
+/// What was asked of QEMU so far.
+#[derive(Default)]
+struct Watcher {
+    /// Faults that there had been.
+    heard: u64,
+    /// Regions that there were, and for how long it is known where they lie.
+    regions: usize,
+    since: Duration,
+    /// What cannot be followed was said.
+    said: bool,
+}
+
+impl Watcher {
+    fn run(mut self, host: &Host, monitor: &mut Monitor) -> Result<(), Error> {
+        loop {
+            let heard = host.tap.heard();
+            if host.tap.way() == Way::Guest && heard != self.heard {
+                self.look(host, monitor)?;
+            }
+            self.heard = heard;
+            self.since = self.since.saturating_add(LOOK);
+            monitor.rest(LOOK)?;
+        }
+    }
+
+    fn look(&mut self, host: &Host, monitor: &mut Monitor) -> Result<(), Error> {
         let all = host.engine.kernel.memory().all();
-        let is_asked = host.tap.way() == Way::Guest && now != heard;
-        heard = now;
-        if is_asked && (since >= LAYOUT || all.len() != regions) {
+        if (self.since >= LAYOUT || all.len() != self.regions)
+            && let Some(text) = monitor.ask("info mtree -f")?
+        {
             // A backend is mapped once, whole.
             let sizes: Vec<u64> = all.iter().map(|region| region.pages.bytes()).collect();
-            match monitor.ask("info mtree -f") {
-                Err(_) => return,
-                Ok(None) => {}
-                Ok(Some(text)) => {
-                    let layout = Layout::of_mtree(&text, &sizes);
-                    let firsts = all.iter().map(|region| region.pages.start).collect();
-                    if host.tap.tell(News::Layout(layout, firsts)) {
-                        (regions, since) = (all.len(), Duration::ZERO);
-                    }
-                }
+            let layout = Layout::of_mtree(&text, &sizes);
+            self.say_if(layout.pieces().is_empty(), "where the guest's memory lies is not in what QEMU says ('info mtree -f')");
+            let firsts = all.iter().map(|region| region.pages.start).collect();
+            if host.tap.tell(News::Layout(layout, firsts)) {
+                (self.regions, self.since) = (all.len(), Duration::ZERO);
             }
         }
-        if is_asked {
-            match monitor.ask("info registers -a") {
-                Err(_) => return,
-                Ok(text) => _ = text.map(|text| host.tap.tell(News::Processors(processors(&text)))),
-            }
+        if let Some(text) = monitor.ask("info registers -a")? {
+            self.say_if(!text.contains("CR3="), "what the guest's processors run is not in what QEMU says ('info registers -a')");
+            host.tap.tell(News::Processors(processors(&text)));
         }
-        since = since.saturating_add(LOOK);
-        if monitor.rest(LOOK).is_err() {
-            return;
+        Ok(())
+    }
+
+    /// Says once that the guest cannot be followed.
+    fn say_if(&mut self, is_so: bool, what: &str) {
+        if is_so && !self.said {
+            self.said = true;
+            tell(&format!(
+                "{what}: pages do not come along the guest's addresses; is it a QEMU for x86-64 with memory of one backend?"
+            ));
         }
     }
 }

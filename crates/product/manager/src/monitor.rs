@@ -22,6 +22,8 @@ pub struct Monitor {
     /// What has come and is no whole line yet.
     input: Vec<u8>,
     asked: u64,
+    /// The number of a question that has no answer yet. Of a QEMU that is stopped no second thing is asked, which would wait there with all that comes after it.
+    open: Option<String>,
 }
 
 impl Monitor {
@@ -33,7 +35,7 @@ impl Monitor {
         let stream = UnixStream::from(connection);
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut monitor = Monitor { stream, input: Vec::new(), asked: 0 };
+        let mut monitor = Monitor { stream, input: Vec::new(), asked: 0, open: None };
         // A manager that was killed may have left half a request: this byte, which is none of JSON's, ends it.
         monitor.stream.write_all(b"\xff\n")?;
         // Once for each connection: the second time it is refused, and does not matter.
@@ -50,10 +52,20 @@ impl Monitor {
     /// # Errors
     /// The connection has ended.
     pub fn ask(&mut self, command: &str) -> Result<Option<String>, Error> {
+        if let Some(before) = self.open.take()
+            && self.answer(before)?.is_none()
+        {
+            return Ok(None);
+        }
         self.asked += 1;
         let id = format!("{}-{}", std::process::id(), self.asked);
         let request = json!({ "execute": "human-monitor-command", "arguments": { "command-line": command }, "id": id });
         self.send(&request)?;
+        self.answer(id)
+    }
+
+    /// Waits for the answer to the question of a number.
+    fn answer(&mut self, id: String) -> Result<Option<String>, Error> {
         let until = Instant::now() + PATIENCE;
         while let Some(line) = self.line(until)? {
             let Ok(answer) = serde_json::from_slice::<Value>(&line) else { continue };
@@ -61,6 +73,7 @@ impl Monitor {
                 return Ok(Some(answer["return"].as_str().unwrap_or_default().to_owned()));
             }
         }
+        self.open = Some(id);
         Ok(None)
     }
 

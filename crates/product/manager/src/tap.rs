@@ -152,11 +152,13 @@ impl Tap {
     /// # Errors
     /// One line: nobody follows the guest's page tables, or there is no answer.
     pub fn translate(&self, address: u64) -> Result<Vec<Translated>, String> {
-        if self.stats().is_none() {
+        if !self.has_monitor() {
             return Err(format!(
                 "translate {address:#x}: this guest's page tables are not looked at: start it with 'farshore vm run --prefetch guest'"
             ));
         }
+        // Who runs now is asked for, so that the next question finds them.
+        self.heard.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = sync_channel(1);
         let busy = || format!("translate {address:#x}: no answer within {} s: ask again", PATIENCE.as_secs());
         if !self.tell(News::Translate(address, answer)) {
@@ -179,6 +181,8 @@ mod tests {
         assert_eq!((tap.way(), tap.heard(), tap.stats()), (Way::Guest, WAITING_MAX as u64 + 7, None));
         tap.set_stats(stats::Guest { found: 3, ..stats::Guest::default() });
         assert_eq!(tap.stats(), Some(stats::Guest { found: 3, unheard: 7, ..stats::Guest::default() }));
+        assert!(tap.translate(0x1000).unwrap_err().contains("farshore vm run --prefetch guest"));
+        tap.set_monitor(true);
         assert!(tap.translate(0x1000).unwrap_err().contains("ask again"), "the queue is full");
         let receiver = tap.take_receiver().expect("nobody has it");
         assert!(tap.take_receiver().is_none());

@@ -62,6 +62,14 @@ const GROW: &[&str] = &[
     "autopilot/lost_ns",
     "autopilot/ran_ns",
     "autopilot/changes",
+    "guest/looks",
+    "guest/unheard",
+    "guest/asked",
+    "guest/found",
+    "guest/stale",
+    "guest/tables_out",
+    "guest/prefetched",
+    "guest/used",
     "processor_ns",
 ];
 
@@ -201,7 +209,8 @@ mod tests {
         kinds/managed_bytes kinds/farshore_bytes kinds/locked_bytes kinds/huge_bytes kinds/shared_bytes kinds/file_bytes \
         kinds/executable_bytes kinds/stack_bytes kinds/static_bytes kinds/other_bytes thrashing/times thrashing/waited_percent \
         autopilot/target_ppm autopilot/measured_ppm autopilot/limit_bytes autopilot/least_bytes autopilot/most_bytes autopilot/decides \
-        budget/size_bytes budget/share_bytes budget/least_bytes budget/wanted_bytes budget/need_ppm budget/taken_bytes budget/programs";
+        budget/size_bytes budget/share_bytes budget/least_bytes budget/wanted_bytes budget/need_ppm budget/taken_bytes budget/programs \
+        guest/address_spaces";
 
     #[test]
     fn each_field_grows_or_is_a_level() {
