@@ -7,19 +7,20 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
-import subprocess
-import time
 
 import harness
 import kernels
 import pytest
-from harness import MIB, expect
+from harness import expect
 from machine import Machine
 from test_vm import LONG, manager_of, wait_until
 
 # MiB of the guest, of its program, and of the guest's memory that may be in RAM: three quarters of the program's.
 GUEST, SIZE, LIMIT = 224, 128, 96
+# How often the program goes through its memory; and its sums without Farshore, once they are known.
+PASSES, natively = 6, []
 
 
 class TestIntrospect(Machine):
@@ -44,11 +45,18 @@ class TestIntrospect(Machine):
         return [kernels.qemu(), *kernels.processors(1, "multi"), "-m", f"{GUEST}M", "-nodefaults", "-display", "none", "-no-reboot",
                 "-kernel", f"{kernels.kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off", "-serial", "stdio"]
 
+    def check_sums(self, said, passes):
+        """The program has read what it has written: its sums are those of the same guest without Farshore."""
+        if not natively:
+            natively.extend(re.findall(r"^sum .*", self.boot(self.guest(PASSES), LONG, lambda _: 0)[0], re.M))
+        found = re.findall(r"^sum .*", said, re.M)
+        expect(len(natively) == PASSES and found == natively[:passes], f"{found}, and natively {natively}")
+
     def stat(self, manager):
         """The counters."""
         return json.loads(self.call("vm", "stat", "--json", str(manager)).out)
 
-    def run(self, passes, prefetch, meanwhile=lambda console, manager: None):
+    def run(self, passes, prefetch, meanwhile=lambda said, manager, process: None):
         """A guest from its beginning to its end: what it says, and counters when it is warmed up and when its program is done. `meanwhile` is called in between."""
         work = self.folder("run")
         console = os.path.join(work, "console")
@@ -66,7 +74,7 @@ class TestIntrospect(Machine):
             if prefetch == "host":
                 expect(self.call("vm", "set", str(manager), "prefetch=host").status == 0, "prefetch=host is refused")
             before = self.stat(manager)
-            meanwhile(said, manager)
+            manager = meanwhile(said, manager, process) or manager
             wait_until(lambda: has("^done$"), "it has no end", LONG)
             after = self.stat(manager)
             process.popen.wait(LONG)
@@ -80,7 +88,7 @@ class TestIntrospect(Machine):
         """Translations are those of the guest's own page map; pages come before they are touched, and the program's sums are the same as without."""
         told = {}
 
-        def ask(said, manager):
+        def ask(said, manager, _):
             pages = [line.split()[1:] for line in said().splitlines() if line.startswith("first ")]
             expect(len(pages) == 64, f"{said()}")
             # The program has to run for its address space to be known.
@@ -94,7 +102,7 @@ class TestIntrospect(Machine):
             expect(shown.startswith("ROOT") and f"{int(pages[0][1], 16) << 12:x}" in shown, shown)
             self.refused(["vm", "translate", str(manager), "here"], (125,), "hexadecimal")
 
-        said, before, after = self.run(6, "guest", ask)
+        said, _, after = self.run(PASSES, "guest", ask)
         first, last = ({line.split()[1]: int(line.split()[2], 16) for line in said.splitlines() if line.startswith(f"{when} ")} for when in ("first", "last"))
         stayed = [address for address in first if first[address] == last[address] != 0]
         expect(len(stayed) > 48, f"the guest's kernel has moved too many pages: {said}")
@@ -107,25 +115,45 @@ class TestIntrospect(Machine):
         guest = after["guest"]
         expect(after["prefetcher"] == "guest" and guest["address_spaces"] > 0 and guest["looks"] > 0, f"{guest}")
         expect(guest["found"] > guest["asked"] // 2 and guest["used"] > 1000 and guest["used"] <= guest["prefetched"], f"{guest}")
-        without, _, plain = self.run(6, "none")
-        sums = [re.findall(r"^sum .*", text, re.M) for text in (said, without)]
-        expect(len(sums[0]) == 6 and sums[0] == sums[1], f"{sums}")
-        expect(plain["guest"] is None and plain["prefetcher"] == "none", f"{plain['guest']}")
+        self.check_sums(said, PASSES)
         return f"{answered} of {len(stayed)} translations; {guest['used']} of {guest['prefetched']} pages used, {guest['found']} of {guest['asked']} faults found, {guest['tables_out']} tables out"
 
     def test_switched(self):
-        """The prefetcher changes while the guest runs; without a connection to QEMU's monitor it cannot be the guest's."""
-        def switch(_, manager):
+        """The prefetcher changes while the guest runs, and a manager that takes over goes on with the one of the start; the guest says the same."""
+        def switch(_, manager, process):
             for prefetch in ("sequential", "guest", "host", "none", "guest"):
                 expect(self.call("vm", "set", str(manager), f"prefetch={prefetch}").status == 0, prefetch)
                 expect(self.stat(manager)["prefetcher"] == prefetch, prefetch)
-            os.kill(manager, 9)
-            wait_until(lambda: self.next_manager(manager), "nobody takes over")
-            expect(self.stat(self.next_manager(manager))["prefetcher"] == "guest", "the next manager does not go on with it")
+            os.kill(manager, signal.SIGKILL)
+            found = lambda: re.search(r"goes on with another manager \(manager (\d+)", process.stderr_so_far())  # noqa: E731
+            wait_until(found, f"nobody takes over: {process.stderr_so_far()}", LONG)
+            return int(found()[1])
 
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            said, _, _ = self.run(3, "guest", switch)
-        return "switched"
+        said, _, after = self.run(3, "guest", switch)
+        expect(after["prefetcher"] == "guest" and after["guest"]["used"] > 500, f"{after['prefetcher']}: {after['guest']}")
+        self.check_sums(said, 3)
+        return f"{after['guest']['used']} of {after['guest']['prefetched']} pages used"
+
+    def test_without_monitor(self):
+        """A guest that was not started so has no translations, and is told what to do."""
+        with self.idle() as manager:
+            told = self.stat(manager)
+            expect(told["guest"] is None and told["prefetcher"] == "sequential", f"{told['guest']}, {told['prefetcher']}")
+            for words, word in ((["vm", "set", str(manager), "prefetch=guest"], "--prefetch guest"), (["vm", "translate", str(manager), "1000"], "--prefetch guest")):
+                self.refused(words, (1,), word)
+        self.refused(["vm", "run", "--memory", "64M", "--prefetch", "oracle", "--", kernels.qemu()], (125,), "none, or guest")
+
+    @contextlib.contextmanager
+    def idle(self):
+        """A machine that does nothing: the number of its manager."""
+        argv = [self.farshore, "vm", "run", "--memory", "32M", "--", kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none"]
+        process = harness.Process(argv, self.folder("idle"), LONG)
+        try:
+            wait_until(lambda: "handed over" in process.stderr_so_far() or not process.alive(), "nothing is handed over", LONG)
+            yield manager_of(process.stderr_so_far())
+        finally:
+            process.kill_session()
+            process.finish()
 
     @pytest.mark.measured
     def test_measure(self, request):
@@ -134,7 +162,7 @@ class TestIntrospect(Machine):
         figures = {}
         for _ in range(times):
             for prefetch in ("none", "host", "guest", "sequential"):
-                said, before, after = self.run(6, prefetch)
+                said, before, after = self.run(PASSES, prefetch)
                 grown = lambda *path: self.grown(before, after, path)  # noqa: B023, E731
                 row = {"s": float(re.search(r"^took (.*)", said, re.M)[1]), "fetches": grown("faults", "fetch"), "waits": grown("faults", "wait"), "read": grown("swap", "pages_in"), "evicted": grown("evictions", "pages")}
                 if after["guest"]:
