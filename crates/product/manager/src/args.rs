@@ -307,8 +307,8 @@ Columns:
   host      the address in the monitor's process; - where the guest has no memory
   page      the size of the page that has it
 
-The address spaces are those that a processor of the guest was seen to run lately. A page table that is
-out of RAM is wished to come, and has no answer this time.
+The address spaces are those that a processor of the guest was seen to run lately. A page table
+that is out of RAM is wished to come, and has no answer this time.
 
 Exit status: 0, also if no address space has the address.";
 

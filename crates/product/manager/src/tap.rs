@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farshore_config::control::Translated;
 use farshore_config::stats;
@@ -18,6 +18,8 @@ use farshore_introspect::registers::Processor;
 const WAITING_MAX: usize = 256;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long whoever asks pauses while the queue is full.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// In which addresses runs are followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,9 +163,15 @@ impl Tap {
         self.heard.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = sync_channel(1);
         let busy = || format!("translate {address:#x}: no answer within {} s: ask again", PATIENCE.as_secs());
-        if !self.tell(News::Translate(address, answer)) {
-            return Err(busy());
+        // Faults may have filled the queue. They are not waited for; whoever asks can wait.
+        let until = Instant::now() + PATIENCE;
+        while !self.tell(News::Translate(address, answer.clone())) {
+            if Instant::now() > until {
+                return Err(busy());
+            }
+            std::thread::sleep(PAUSE);
         }
+        drop(answer);
         answered.recv_timeout(PATIENCE).map_err(|_| busy())?
     }
 }
