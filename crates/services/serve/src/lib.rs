@@ -12,3 +12,4 @@ pub mod messages;
 pub mod numbers;
 pub mod scan;
 pub mod service;
+pub mod tpcc;

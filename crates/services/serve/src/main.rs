@@ -15,6 +15,9 @@ use farshore_serve::kv::session;
 use farshore_serve::kv::store::{MEMORY_MAX, Store, memory_min};
 use farshore_serve::scan::{self, Scan};
 use farshore_serve::service::{self, Options};
+use farshore_serve::tpcc::database::{Database, ORDERS_MAX, Scale, WAREHOUSES_MAX};
+use farshore_serve::tpcc::populate::populate;
+use farshore_serve::tpcc::server::Server;
 
 #[global_allocator]
 static HEAP: farshore_uthread::Allocator = farshore_uthread::Allocator;
@@ -31,6 +34,8 @@ Examples:
       4 GiB of numbers
   farshore-serve scan --items 4M
       4 GiB of values in the order of their keys, in an LMDB
+  farshore-serve tpcc --warehouses 10
+      the database of TPC-C, with its five transactions
 
 When it is ready it says so on stderr, with its addresses. SIGTERM and SIGINT end it.
 
@@ -67,6 +72,27 @@ it wants, where 0 stands for 100. An answer has four words: that number; a statu
 found, 2 more than --max-scan); how many values were found, or, for status 2, may be asked for; and
 their sum.";
 
+const TPCC_HELP: &str = "\
+Examples:
+  farshore-serve tpcc --warehouses 10 --workers 2         1 GiB of rows
+  farshore run --memory 200M -- farshore-serve tpcc --warehouses 10
+                                                          the same in a fifth of it
+  farshore-load open tpcc tcp:127.0.0.1:11211 --items 10  load for 10 warehouses
+  printf 'check\\r\\nquit\\r\\n' | nc 127.0.0.1 11211        are the conditions so?
+
+A request is a line, and so is its answer, which begins with OK, ROLLBACK, BROKEN or ERROR:
+  neworder W D C ITEM:SUPPLIER:QUANTITY ...      5 to 15 items; ROLLBACK if one is not there
+  payment W D CUSTOMER_W CUSTOMER_D WHO CENTS    WHO: a number, or a last name
+  orderstatus W D WHO
+  delivery W CARRIER
+  stocklevel W D THRESHOLD
+  check    the consistency conditions of the specification; nothing else is done meanwhile
+  stats    what happened since the start
+  quit
+Over UDP a datagram is 8 bytes that the client chooses, and a line; check, stats and quit are not
+understood there. There is no authentication. The rows are in memory alone: they end with the
+server.";
+
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
 #[command(name = "farshore-serve", version, after_help = AFTER_HELP)]
@@ -86,6 +112,9 @@ enum Command {
     /// An ordered store, LMDB: GET of a key, SCAN of many
     #[command(after_help = SCAN_HELP)]
     Scan(ScanOptions),
+    /// The database of TPC-C: its five transactions
+    #[command(after_help = TPCC_HELP)]
+    Tpcc(TpccOptions),
 }
 
 #[derive(Args, Debug)]
@@ -136,6 +165,24 @@ struct ScanOptions {
     path: Option<PathBuf>,
 }
 
+#[derive(Args, Debug)]
+struct TpccOptions {
+    #[command(flatten)]
+    common: Options,
+    /// Warehouses: some 100 MiB each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=WAREHOUSES_MAX))]
+    warehouses: u64,
+    /// Orders for which each district has room, the first 3,000 among them: 1 KiB each, once they are there. Ten times as many payments have room in a warehouse
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = size)]
+    orders: usize,
+    /// Where the random numbers of the first rows start
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// Room for the first orders of a district, and some more.
+const ORDERS_MIN: u64 = 4096;
+
 /// A size such as `512M`, more than 0.
 fn size(text: &str) -> Result<usize, String> {
     let Size(bytes) = text.parse().map_err(|error: ConfigError| error.to_string())?;
@@ -152,6 +199,7 @@ fn main() -> ExitCode {
         Command::Kv(options) => kv(options),
         Command::Array(options) => array(options),
         Command::Scan(options) => scan(options),
+        Command::Tpcc(options) => tpcc(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -205,6 +253,21 @@ fn scan(options: &ScanOptions) -> Result<(), String> {
         _ => format!("{}: {error}", path.display()),
     })?;
     service::run(common, Arc::new(Scan::new(store, *max_scan as u64)))
+}
+
+fn tpcc(options: &TpccOptions) -> Result<(), String> {
+    let TpccOptions { common, warehouses, orders, seed } = options;
+    let orders = *orders as u64;
+    if !(ORDERS_MIN..=ORDERS_MAX).contains(&orders) {
+        wrong(format!("--orders {orders}: want {ORDERS_MIN} to {ORDERS_MAX}"));
+    }
+    let scale = Scale::new(*warehouses, orders);
+    let database: Database = populate(scale, *seed).map_err(|error| {
+        format!(
+            "--warehouses {warehouses} --orders {orders}: the kernel refuses the addresses (see ulimit -v and vm.overcommit_memory): {error}"
+        )
+    })?;
+    service::run(common, Arc::new(Server::new(database)))
 }
 
 #[cfg(test)]
