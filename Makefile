@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -110,6 +110,7 @@ kernels-long: ## the same for each kernel that Debian has, with more tests
 guests: ## unmodified QEMU, whose guests run in less memory than they have
 guests-long: ## the same with a large guest
 serve: ## farshore-serve with other people's clients, and its limits
+serve-long: ## the same, with ten minutes of TPC-C while its memory nodes are killed
 report: ## the report of farshore bench in a browser
 packages: ## the Debian packages in a fresh Debian: installed, used, removed (as root)
 front: ## the set-up, the interpreter of Debian's packages, what CI counts, the order of parts
@@ -121,7 +122,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
+front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -509,7 +509,10 @@ def parts(seed):
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [pytest("bench", "tests/bench")], 15, shown, pytest_missing, needs_build=True, takes=150, width=ALONE, turn=(1, 2)),
         Part("serve", "farshore-serve with other people's clients, and its limits",
-             [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
+             [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 15, shown, pytest_missing, needs_build=True, takes=180),
+        Part("serve-long", "the same, with ten minutes of TPC-C while its memory nodes are killed",
+             [pytest("serve-long", "tests/serve", "--tpcc-seconds", "600"), pytest("serve-long-under", "tests/serve", "--memory", "12M")], 40, shown, pytest_missing,
+             needs_build=True, takes=800),
         # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
         Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines",
              [driven("kernels", kernels, "--turn", str(seed // 2))], 20, guests, needs_build=True, takes=220, width=WIDE, locks=(DEBUG,), turn=(1, 2)),

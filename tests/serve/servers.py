@@ -26,9 +26,9 @@ RUNNING = []
 class Server:
     """A server, ready, until the end of the block; then it is told to end, and must do so well."""
 
-    def __init__(self, *arguments, ends_by=signal.SIGTERM):
-        self.ends_by = ends_by
-        argv = [*OPTIONS.prefix, OPTIONS.serve, arguments[0], "--listen", "127.0.0.1:0", "--udp", "127.0.0.1:0", "--no-pin", *arguments[1:]]
+    def __init__(self, *arguments, ends_by=signal.SIGTERM, prefix=None):
+        self.ends_by, self.prefix = ends_by, OPTIONS.prefix if prefix is None else prefix
+        argv = [*self.prefix, OPTIONS.serve, arguments[0], "--listen", "127.0.0.1:0", "--udp", "127.0.0.1:0", "--no-pin", *arguments[1:]]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         RUNNING.append(self.process)
         # Other lines may come first with --prefix.
@@ -49,7 +49,7 @@ class Server:
             errors = self.process.stderr.read()
             expect(self.process.wait(ANSWER_SECONDS) == 0, f"status {self.process.returncode}: {errors[-300:]}")
             told = re.fullmatch(rb"end: \d+ datagrams(; [^\n]+)*\n", errors)
-            expect(OPTIONS.prefix or told, f"it said {errors[-300:]}")
+            expect(self.prefix or told, f"it said {errors[-300:]}")
         else:
             self.process.kill()
             self.process.wait()

@@ -18,6 +18,8 @@ Examples:
       a memcached whose values are on a disk
   farshore bench uthread scan --swap dir:/mnt/nvme
       an LMDB; 1 % of the requests read 100 values in a row
+  farshore bench uthread tpcc --transport tcp --mode yield:1 --mode busy:1
+      TPC-C, whose transactions leave their worker in the midst of their work
   farshore bench uthread array --mode yield:1 --mode block:8,16 --phases throughput --rounds 3
       two modes, and how much they can do
   farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
@@ -65,7 +67,7 @@ Environment:
 
 /// `farshore bench uthread`.
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|scan|switch] [OPTIONS]")]
+#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]")]
 pub struct UthreadArgs {
     /// The service; or what a switch costs
     #[arg(value_enum, default_value_t = What::Array)]
@@ -136,6 +138,8 @@ pub enum What {
     Kv,
     /// An ordered store, LMDB, uniform keys: 99 % GET, 1 % SCAN of 100 values
     Scan,
+    /// The database of TPC-C, a warehouse for each 100 MiB of --data: its five transactions
+    Tpcc,
     /// A switch between two unithreads: no server
     Switch,
 }
@@ -148,6 +152,7 @@ impl What {
             What::Array => "array",
             What::Kv => "kv",
             What::Scan => "scan",
+            What::Tpcc => "tpcc",
             What::Switch => "switch",
         }
     }

@@ -23,6 +23,10 @@ const SPARE_CONNECTIONS: u32 = 16;
 const ROOM: u64 = 2;
 /// A B-tree so many: pages are not full, and small values have keys that count.
 const TREE_ROOM: u64 = 3;
+/// TPC-C grows while it is measured.
+const GROWTH: u64 = 6;
+/// Bytes of a warehouse.
+const WAREHOUSE: u64 = 100 << 20;
 /// Requests of `scan`, as Adios has them for RocksDB. The figures there are those of the GETs.
 const MIX: &str = "get=99,scan=1";
 /// A rate has missed the target if it did so many times in a row. A burst of another program must not end the search at a rate that is far too low;
@@ -103,11 +107,12 @@ impl Setting {
         }
     }
 
-    /// Keys, or items of the array.
+    /// Keys, items of the array, or warehouses.
     #[must_use]
     pub fn items(&self) -> u64 {
         match self.what {
             What::Kv | What::Scan => self.data_bytes / u64::from(self.value_size),
+            What::Tpcc => self.data_bytes / WAREHOUSE,
             What::Array | What::Switch => self.data_bytes / u64::from(self.item_bytes),
         }
     }
@@ -118,6 +123,7 @@ impl Setting {
         let room = match self.what {
             What::Kv => ROOM,
             What::Scan => TREE_ROOM,
+            What::Tpcc => GROWTH,
             What::Array | What::Switch => 1,
         };
         self.data_bytes.saturating_mul(room)
@@ -144,6 +150,7 @@ impl Setting {
                 words.push(format!("--items={}", self.items()));
                 words.push(format!("--value-bytes={}", self.value_size));
             }
+            What::Tpcc => words.push(format!("--warehouses={}", self.items())),
             What::Array | What::Switch => {
                 words.push(format!("--items={}", self.items()));
                 words.push(format!("--item-bytes={}", self.item_bytes));
@@ -180,7 +187,7 @@ impl Setting {
         match self.what {
             What::Kv => words.extend([format!("--keys={KEYS}"), format!("--value-size={}", self.value_size)]),
             What::Scan => words.push(format!("--mix={MIX}")),
-            What::Array | What::Switch => {}
+            What::Array | What::Tpcc | What::Switch => {}
         }
         if self.split.generator.is_empty() {
             // It would take the processor from the server.
@@ -293,6 +300,16 @@ pub(super) mod tests {
         assert!(has(&served.server, "scan") && has(&served.server, "--items=65536") && has(&served.server, "--value-bytes=1024"));
         let asked = ["--items=65536", "--mix=get=99,scan=1"].iter().all(|word| served.options.contains(&(*word).into()));
         assert!(asked && served.fill.is_none() && scan.setting.swap_bytes() > scan.setting.data_bytes, "{:?}", served.options);
+    }
+
+    #[test]
+    fn a_database_fills_itself_and_has_room_to_grow() {
+        let mut tpcc = comparison(What::Tpcc, Load::Closed(64));
+        tpcc.setting.data_bytes = 512 << 20;
+        let served = tpcc.program(Path::new("load"), Path::new("/d"), 1, 0);
+        assert!(has(&served.server, "tpcc") && has(&served.server, "--warehouses=5"), "{:?}", served.server);
+        assert!(served.options.contains(&"--items=5".into()) && served.fill.is_none());
+        assert!(tpcc.setting.swap_bytes() > 4 * tpcc.setting.data_bytes);
     }
 
     #[test]

@@ -51,13 +51,13 @@ pub struct Open {
     /// Connections (UDP: sockets)
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     pub connections: u32,
-    /// Items of the server: keys, or length of the array
+    /// Items of the server: keys, length of the array, or (tpcc) warehouses
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub items: u64,
     /// Which keys are asked for: uniform, or zipf:EXPONENT
     #[arg(long, value_name = "DISTRIBUTION", default_value = "uniform", value_parser = keys)]
     pub keys: Keys,
-    /// Shares of the operations, in percent or any other unit: get=90,set=10 (kv), get=99,scan=1 (scan); all are GETs if not given
+    /// Shares of the operations, in percent or any other unit: get=90,set=10 (kv), get=99,scan=1 (scan); if not given all are GETs, and for tpcc neworder=45,payment=43,orderstatus=4,delivery=4,stocklevel=4
     #[arg(long, value_name = "OPERATION=SHARE,...", value_parser = mix)]
     pub mix: Option<Mix>,
     /// kv: bytes of a key
@@ -110,6 +110,8 @@ pub enum Kind {
     Kv,
     /// Ordered numbers: GET of a key, SCAN of 100 keys
     Scan,
+    /// TPC-C: its five transactions
+    Tpcc,
 }
 
 /// How keys are drawn.

@@ -173,13 +173,13 @@ impl Run {
                 "  sent {}, answered {}, lost {}, not sent {}, misses {}, late {}, duplicates {}",
                 all.sent, all.answered, all.lost, all.unsent, all.misses, self.late_answers, self.duplicates
             ),
-            format!("  {:<9}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}", "us", "answered", "p50", "p90", "p99", "p99.9", "max"),
+            format!("  {:<12}{:>12}{:>11}{:>11}{:>11}{:>11}{:>11}", "us", "answered", "p50", "p90", "p99", "p99.9", "max"),
         ];
         let used = self.operations.iter().filter(|times| times.sent + times.unsent > 0);
         let rows = used.clone().chain((used.clone().count() != 1).then_some(all));
         lines.extend(rows.map(|times| {
             let Times { name, answered, p50, p90, p99, p999, max, .. } = times;
-            format!("  {name:<9}{answered:>12}{p50:>11.1}{p90:>11.1}{p99:>11.1}{p999:>11.1}{max:>11.1}")
+            format!("  {name:<12}{answered:>12}{p50:>11.1}{p90:>11.1}{p99:>11.1}{p999:>11.1}{max:>11.1}")
         }));
         if self.closed.is_none() {
             let Lag { p50, p99, max } = self.lag;

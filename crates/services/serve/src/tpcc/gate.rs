@@ -99,6 +99,28 @@ mod tests {
     use std::thread;
 
     #[test]
+    fn to_be_alone_is_to_wait_for_those_inside() {
+        let (gate, came) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+        let inside = gate.enter().unwrap();
+        let other = {
+            let (gate, came) = (gate.clone(), came.clone());
+            thread::spawn(move || {
+                let _alone = gate.alone().unwrap();
+                came.store(true, SeqCst);
+            })
+        };
+        while !gate.closed.load(SeqCst) {
+            thread::yield_now();
+        }
+        // Time to go wrong in; nothing that is asserted depends on it.
+        thread::sleep(20 * MOMENT);
+        assert!(!came.load(SeqCst), "somebody is inside");
+        drop(inside);
+        other.join().unwrap();
+        assert!(came.load(SeqCst) && gate.enter().is_ok());
+    }
+
+    #[test]
     fn whoever_is_alone_is_alone() {
         let gate = Arc::new(Gate::default());
         let (beside, alone) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));

@@ -6,7 +6,7 @@
 //! 2. It [`hold`]s from here on: its worker does nothing else. It locks what it writes, in the order of the places, each by one try. Where somebody
 //!    else has the lock it gives all back: a conflict.
 //! 3. It looks at what it has read. If a record has another version, or another one's lock: a conflict.
-//! 4. It writes, with a version larger than all that it has seen, and unlocks.
+//! 4. It writes, with a version larger than those that the records had, and unlocks.
 //!
 //! **Serialisable.** Say T has committed. What it writes is its own from the end of step 2 on, and nothing that it has read was written from when it was
 //! read until step 3 looked at it. So it is as if all of T happened at the end of step 2. Of two that each have read what the other one writes, both
@@ -19,7 +19,8 @@
 //! find one for some microseconds. If a page is evicted between steps 1 and 4 its lock's owner waits for it in place: rare, slow, and right, because
 //! whoever brings the page needs no lock of ours. Nobody waits for a lock while it has one, so there is no deadlock.
 //!
-//! What differs from Silo: no epochs, since nothing is logged or read as of the past; and a try instead of a wait in step 2.
+//! What differs from Silo: a try instead of a wait in step 2; no epochs, and versions that say nothing across records, since nothing is logged or read as
+//! of the past.
 
 use farshore_uthread::hold;
 
@@ -77,7 +78,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Lets all of it happen at once, or nothing. The version that what it wrote has.
+    /// Lets all of it happen at once, or nothing. The version that has what it wrote.
     ///
     /// # Errors
     /// Another transaction was quicker.
@@ -90,15 +91,14 @@ impl<'a> Transaction<'a> {
         for write in &self.writes {
             locked.have.push((write.place, self.records.lock(write.place).ok_or(Conflict)?));
         }
-        let mut newest = Version::NONE;
         for (place, version) in &self.reads {
             let own = locked.have.binary_search_by_key(place, |(place, _)| *place).is_ok();
             if !self.records.is_still(*place, *version, own) {
                 return Err(Conflict);
             }
-            newest = newest.max(*version);
         }
-        let version = locked.have.iter().fold(newest, |newest, (_, version)| newest.max(*version)).next();
+        let newest = locked.have.iter().map(|(_, version)| *version).max();
+        let version = newest.unwrap_or(Version::NONE).next();
         locked.have.clear();
         for write in &self.writes {
             self.records.unlock_with(write.place, &self.words[write.start..write.start + write.length], version);

@@ -3,9 +3,11 @@
 //! | module | what is there |
 //! |---|---|
 //! | [`words`] | `array` and `scan`: messages of words |
+//! | [`tpcc`] | `tpcc`: the transactions of TPC-C, and the sums in their answers |
 //! | [`kv`] | `kv`: memcached's text protocol, values that are known by key and version |
 
 pub mod kv;
+pub mod tpcc;
 pub mod words;
 
 use std::ops::Range;
@@ -45,16 +47,20 @@ impl Service {
             Kind::Array => &["get"],
             Kind::Kv => &["get", "set"],
             Kind::Scan => &["get", "scan"],
+            Kind::Tpcc => tpcc::OPS,
         };
         let protocol: Box<dyn Protocol> = match args.service {
             Kind::Array => Box::new(words::Array),
             Kind::Scan => Box::new(words::Scan { items: args.items }),
             Kind::Kv => Box::new(kv::Kv::new(args)?),
+            Kind::Tpcc => Box::new(tpcc::Tpcc::new(args)?),
         };
         if args.service != Kind::Kv && args.fill {
             return Err("--fill is for kv: other services have their data already".into());
         }
-        let shares = shares(ops, args.mix.as_ref())?;
+        let of_tpcc = || Mix(ops.iter().zip(tpcc::MIX).map(|(op, share)| ((*op).to_owned(), share)).collect());
+        let mix = args.mix.clone().or_else(|| (args.service == Kind::Tpcc).then(of_tpcc));
+        let shares = shares(ops, mix.as_ref())?;
         Ok(Service {
             ops,
             shares,
