@@ -21,7 +21,7 @@ use farshore_uthread::{Stopped, yield_now};
 
 use super::gate::{Alone, Gate};
 use super::random::NAMES;
-use super::records::{PAGE, Place, Records, Row, Table};
+use super::records::{Place, Records, Row, Table};
 use super::rows::{
     Customer, DISTRICTS, District, FirstLeaf, History, Item, LINES, Newest, Order, OrderLine, Stock, Waiting, Warehouse, Ytd,
 };
@@ -315,16 +315,6 @@ impl Database {
         let [start, end] = [name, name + 1].map(|name| words[name as usize].load(Relaxed) as usize);
         let middle = start + (end - start).checked_sub(1)? / 2;
         Some(words[middle].load(Relaxed))
-    }
-
-    /// Bytes of the rows that there are at first.
-    pub fn bytes(&self) -> u64 {
-        let districts = self.scale.warehouses * DISTRICTS;
-        let orders = districts * self.scale.customers * (LINES + 1) * PART;
-        let others =
-            [(Customer::WORDS, districts * self.scale.customers), (Stock::WORDS, self.scale.warehouses * self.scale.items)];
-        let others: u64 = others.iter().map(|(words, count)| (*words as u64 + 1) * count).sum();
-        (orders + others + self.scale.items * (Item::WORDS as u64 + 1)).div_ceil(PAGE) * PAGE * 8
     }
 }
 

@@ -1,7 +1,8 @@
 //! Connections and datagrams: requests to answers.
 //!
 //! An answer begins with `OK`, `ROLLBACK` (a New-Order with an item that there is not), `BROKEN` (of `check`) or `ERROR`. Requests of a connection are
-//! answered in order; a connection has two buffers of [`BUFFER`] bytes on its stack, and nothing more is read before the answers are sent.
+//! answered in order; a connection has two buffers of [`BUFFER`] bytes on its stack, and gathers as many bytes of answers in a third one. Nothing more is
+//! read before the answers are sent.
 //!
 //! A datagram is 8 bytes that the client chooses and a line; its answer is those 8 bytes and a line. Its sender may be forged: what is no request has no
 //! answer, and `check`, `stats` and `quit` are none there.

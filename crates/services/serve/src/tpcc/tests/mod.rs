@@ -20,6 +20,18 @@ fn small() -> Database {
     populate(SMALL, 7).unwrap()
 }
 
+/// Runs it, and fails if it hangs.
+fn watched(work: impl FnOnce() + Send + 'static) {
+    let (tell, hear) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        tell.send(()).unwrap();
+    });
+    let heard = hear.recv_timeout(Duration::from_secs(100));
+    assert_ne!(heard, Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
+    thread.join().unwrap();
+}
+
 /// Runs `work` with each number below `count`, in a unithread each, on so many workers. In tests every other access to records is one at which others
 /// run: see `memory::comes_from_far`.
 fn in_unithreads(workers: usize, count: u64, work: impl Fn(u64) + Send + Sync + 'static) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use farshore_uthread::{hold, yield_now};
 
-use super::in_unithreads;
+use super::{in_unithreads, watched};
 use crate::tpcc::random::Dice;
 use crate::tpcc::records::{Place, Records, Row, Table, Version};
 use crate::tpcc::transaction::Transaction;
@@ -163,11 +163,14 @@ fn unithreads_are_serialisable() {
 #[test]
 fn threads_are_serialisable() {
     let arena = arena();
-    std::thread::scope(|scope| {
-        for number in 0..4 {
-            let arena = &arena;
-            scope.spawn(move || work(arena, number, 10_000));
-        }
+    let shared = arena.clone();
+    watched(move || {
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let arena = &shared;
+                scope.spawn(move || work(arena, number, 10_000));
+            }
+        });
     });
     assert_eq!(arena.done.lock().unwrap().len(), 40_000);
     assert!(verify(&arena) > 100, "they hardly met");
@@ -176,6 +179,10 @@ fn threads_are_serialisable() {
 /// What each has read the other one writes: not both can be.
 #[test]
 fn crossed_writes_are_a_conflict() {
+    watched(crossed);
+}
+
+fn crossed() {
     let arena = arena();
     let (a, b) = (arena.table.at(0), arena.table.at(100));
     let mut one = Transaction::new(&arena.records);
