@@ -72,6 +72,8 @@ impl<'a> Transaction<'a> {
         match self.writes.iter().find(|write| write.place == place) {
             Some(own) => self.words[own.start..own.start + own.length].copy_from_slice(words),
             None => {
+                // Now rather than at the end, by when more has been read that others may change.
+                self.records.touch(place);
                 self.writes.push(Write { place, start: self.words.len(), length: words.len() });
                 self.words.extend_from_slice(words);
             }

@@ -1,5 +1,7 @@
 //! New-Order (clause 2.4.2).
 
+use bytemuck::Zeroable;
+
 use crate::tpcc::database::{Abort, Database, Failed, LEAF, now};
 use crate::tpcc::random::is_original;
 use crate::tpcc::rows::{Customer, District, Item, LINES, Newest, Order, OrderLine, Stock, Waiting, Warehouse};
@@ -73,6 +75,33 @@ pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>,
     let NewOrder { w, d, c, lines, count } = *order;
     let done = database.run(|transaction| {
         let warehouse: Warehouse = transaction.read(database.warehouse(w));
+        let customer: Customer = transaction.read(database.customer(w, d, c));
+        let newest: Newest = transaction.read(database.newest(w, d, c));
+        let (mut shown, mut sum) = ([Ordered::default(); LINES as usize], 0);
+        let mut rows = [OrderLine::zeroed(); LINES as usize];
+        for ((line, shown), row) in lines[..count].iter().zip(&mut shown).zip(&mut rows) {
+            if line.item > database.scale.items {
+                return Err(Abort::Failed(Failed::NoItem));
+            }
+            let item: Item = transaction.read(database.item(line.item));
+            let place = database.stock(line.supplier, line.item);
+            let mut stock: Stock = transaction.read(place);
+            take(&mut stock, line.quantity as u32, line.supplier != w);
+            transaction.write(place, &stock);
+            let amount = line.quantity * item.price;
+            *row = OrderLine {
+                i_id: line.item as u32,
+                supply_w_id: line.supplier as u32,
+                delivery_d: 0,
+                quantity: line.quantity,
+                amount: amount as i64,
+                dist_info: stock.dist[d as usize - 1],
+            };
+            let brand = is_original(&item.data) && is_original(&stock.data);
+            *shown = Ordered { price: item.price, amount, stock: stock.quantity.into(), brand };
+            sum += amount;
+        }
+        // What all orders of the district change is read last: while pages come, others change it.
         let place = database.district(w, d);
         let mut district: District = transaction.read(place);
         let o = district.next_o_id;
@@ -81,10 +110,7 @@ pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>,
         }
         district.next_o_id += 1;
         transaction.write(place, &district);
-        let customer: Customer = transaction.read(database.customer(w, d, c));
-        let place = database.newest(w, d, c);
-        let newest: Newest = transaction.read(place);
-        transaction.write(place, &Newest { order: o });
+        transaction.write(database.newest(w, d, c), &Newest { order: o });
         let all_local = lines[..count].iter().all(|line| line.supplier == w);
         let row = Order {
             c_id: c as u32,
@@ -95,33 +121,12 @@ pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>,
             before: newest.order,
         };
         transaction.write(database.order(w, d, o), &row);
+        for (number, row) in (1..).zip(&rows[..count]) {
+            transaction.write(database.line(w, d, o, number), row);
+        }
         let place = database.leaf(w, d, (o - 1) / LEAF);
         let Waiting { orders } = transaction.read(place);
         transaction.write(place, &Waiting { orders: orders | 1 << ((o - 1) % LEAF) });
-        let (mut shown, mut sum) = ([Ordered::default(); LINES as usize], 0);
-        for (number, line) in lines[..count].iter().enumerate() {
-            if line.item > database.scale.items {
-                return Err(Abort::Failed(Failed::NoItem));
-            }
-            let item: Item = transaction.read(database.item(line.item));
-            let place = database.stock(line.supplier, line.item);
-            let mut stock: Stock = transaction.read(place);
-            take(&mut stock, line.quantity as u32, line.supplier != w);
-            transaction.write(place, &stock);
-            let amount = line.quantity * item.price;
-            let row = OrderLine {
-                i_id: line.item as u32,
-                supply_w_id: line.supplier as u32,
-                delivery_d: 0,
-                quantity: line.quantity,
-                amount: amount as i64,
-                dist_info: stock.dist[d as usize - 1],
-            };
-            transaction.write(database.line(w, d, o, number as u64 + 1), &row);
-            let brand = is_original(&item.data) && is_original(&stock.data);
-            shown[number] = Ordered { price: item.price, amount, stock: stock.quantity.into(), brand };
-            sum += amount;
-        }
         let discount = u64::from(customer.discount);
         let total = total(sum, discount, warehouse.tax + district.tax);
         let (credit, last) = (customer.credit, customer.last);
@@ -157,7 +162,6 @@ fn total(sum: u64, discount: u64, taxes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytemuck::Zeroable;
 
     #[test]
     fn stocks_are_filled_up() {

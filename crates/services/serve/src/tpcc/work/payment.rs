@@ -45,10 +45,6 @@ pub fn payment(database: &Database, payment: &Payment) -> Result<Paid, Failed> {
     // One for all tries. If none goes well its row stays one that is not there.
     let number = database.new_history()?;
     let paid = database.run(|transaction| {
-        for place in [database.warehouse_ytd(w), database.district_ytd(w, d)] {
-            let Ytd { cents } = transaction.read(place);
-            transaction.write(place, &Ytd { cents: cents + amount });
-        }
         let warehouse: Warehouse = transaction.read(database.warehouse(w));
         let district: District = transaction.read(database.district(w, d));
         let place = database.customer(c_w, c_d, c);
@@ -74,6 +70,11 @@ pub fn payment(database: &Database, payment: &Payment) -> Result<Paid, Failed> {
             data: history_data(&warehouse.name, &district.name),
         };
         transaction.write(database.history(number), &history);
+        // What all payments of the district and warehouse change is read last: while pages come, others change it.
+        for place in [database.district_ytd(w, d), database.warehouse_ytd(w)] {
+            let Ytd { cents } = transaction.read(place);
+            transaction.write(place, &Ytd { cents: cents + amount });
+        }
         Ok(Paid { c, balance: customer.balance, credit: customer.credit, discount: customer.discount.into() })
     })?;
     database.counters.add(Count::Payments);
