@@ -109,7 +109,7 @@ mod tests {
                 came.store(true, SeqCst);
             })
         };
-        while !gate.closed.load(SeqCst) {
+        while !gate.closed.load(SeqCst) && !came.load(SeqCst) {
             thread::yield_now();
         }
         // Time to go wrong in; nothing that is asserted depends on it.
