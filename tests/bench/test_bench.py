@@ -174,6 +174,60 @@ class TestBench:
             for target in results["experiments"][0]["targets"]:
                 expect(all(not turn["wrong"] for turn in target["rounds"]), f"{words} under {target['label']}: {err[-500:]}")
 
+    def paper(self, name, *words):
+        """Measures the quick form of a paper's figure; its raw rows, its page, what was printed, and the directory."""
+        folder = tempfile.mkdtemp(dir=self.work)
+        done, out, err = self.call("paper", name, "--quick", "--out", folder, "--dir", self.directory, *words)
+        expect(done == 0, f"{name}: status {done}: {err[-1500:]}{out[-500:]}")
+        with open(os.path.join(folder, name, "raw.json"), encoding="utf-8") as file:
+            raw = json.load(file)
+        page = harness.read_text(os.path.join(folder, name, "index.html"))
+        expect("Quick form" in page and "<figure" in page and "What agrees:" in page, f"{name}: the page")
+        return raw, page, out, folder
+
+    def test_paper(self):
+        """A paper's figure: raw rows, page and index; the limit that is lifted; the same page again from its rows."""
+        raw, page, out, folder = self.paper("mage-5")
+        index = harness.read_text(os.path.join(folder, "index.html"))
+        expect('href="mage-5/index.html"' in index and "was not measured" in index and "(quick form)" in index, "the index")
+        expect("too few rounds" in out and "What does not, and why:" in out, f"no verdicts: {out}")
+        experiments = {(one["paper"]["x"], one["paper"]["variant"]): one for one in raw["experiments"]}
+        expect(sorted(experiments) == [(x, variant) for x in (1, 8) for variant in ("faults alone", "with evictions")], f"points: {sorted(experiments)}")
+        for (x, variant), experiment in experiments.items():
+            lifted = variant == "faults alone"
+            expect((experiment["raised_bytes"] > experiment["data_bytes"]) == lifted, f"{variant}: {experiment['raised_bytes']}")
+            expect(experiment["threads"] == x and experiment["paper"]["quick"], f"{variant}: {experiment['threads']} threads at {x}")
+            for target in experiment["targets"]:
+                (turn,) = target["rounds"]
+                expect(turn["wrong"] == [], f"{variant}, {target['label']}: {turn['wrong']}")
+                pages_in, pages_out = turn["measured"]["pages_in"], turn["measured"]["pages_out"]
+                expect(pages_in > 1000, f"{variant}, {target['label']}: {pages_in} pages came")
+                # With the limit lifted pages come, and none leave but what was on its way.
+                if lifted and target["label"] == "farshore":
+                    expect(pages_out < pages_in / 4, f"{pages_out} pages left, {pages_in} came")
+        rows = os.path.join(folder, "mage-5", "raw.json")
+        again = tempfile.mkdtemp(dir=self.work)
+        done, _, err = self.call("paper", "mage-5", "--from", rows, "--out", again)
+        expect(done == 0 and harness.read_text(os.path.join(again, "mage-5", "index.html")) == page, f"status {done}, or another page: {err}")
+        done, _, err = self.call("paper", "mage-9", "--from", rows, "--out", again)
+        expect(done == 1 and "has rows of mage-5, not of mage-9" in err, f"status {done}: {err}")
+
+    def test_paper_over_load(self):
+        """A figure over load: the highest throughput first, then a share of it."""
+        if len(os.sched_getaffinity(0)) < 2:
+            raise Unavailable("one processor: none is left for the generator")
+        raw, _, _, _ = self.paper("adios-7")
+        peak, load = raw["experiments"]
+        expect([peak["paper"]["panel"], load["paper"]["panel"]] == ["array-peak", "array"], f"{peak['paper']}, {load['paper']}")
+        busy = self.target(peak, "busy:1")["summary"]["figure"]["median"]
+        expect(abs(load["paper"]["shown"] - busy * load["paper"]["x"] / 100) < 1, f"{load['paper']} of {busy}")
+
+    def test_paper_full_spaces(self):
+        """Swap spaces that are full: cores ask others for room, and that is counted."""
+        raw, _, _, _ = self.paper("scaleswap-t6")
+        delegations = {one["paper"]["x"]: one["targets"][0]["rounds"][0]["stats"]["swap"]["delegations"] for one in raw["experiments"]}
+        expect(sorted(delegations) == [0, 3] and delegations[3] > 0, f"delegations: {delegations}")
+
     def test_families(self):
         """A row at a part of its peak: what zram has compressed counts within the limit, and all is in one table."""
         against = "farshore,farshore:swap=ram:lz4+swap=dir" + (",linux-swap,zram:pool=counted" if self.root else "")

@@ -51,13 +51,13 @@ class Addresses(html.parser.HTMLParser):
             self.styles.append(data)
 
 
-def check_source(text):
-    """Nothing in the source is fetched or run; links lead into the page or to the results beside it."""
+def check_source(text, beside=("results.json",)):
+    """Nothing in the source is fetched or run; links lead into the page or to the files beside it."""
     page = Addresses()
     page.feed(text)
     expect(page.scripts == 0, f"{page.scripts} scripts or handlers")
     for tag, address in page.found:
-        local = address.startswith(("#", "data:")) or (tag == "a" and address == "results.json")
+        local = address.startswith(("#", "data:")) or (tag == "a" and address in beside)
         expect(local, f"<{tag}> refers to {address!r}")
     styles = re.findall(r"(?:url\(|@import)[^;)]*", "\n".join(page.styles))
     expect(not styles, f"a style refers to {styles[:1]}")
@@ -211,10 +211,10 @@ class Window:
         return None
 
 
-def build(folder):
-    """A report of made-up results."""
+def build(folder, *words):
+    """A report of made-up results; with `--paper`, pages of a paper's figure."""
     cargo = need_cargo()
-    command = [cargo, "run", "--quiet", "-p", "farshore-bench", "--example", "report", "--", str(folder)]
+    command = [cargo, "run", "--quiet", "-p", "farshore-bench", "--example", "report", "--", *words, str(folder)]
     try:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -319,3 +319,37 @@ def test_canary(window, tmp_path, which, text):
     path = tmp_path / "canary.html"
     path.write_text(text, encoding="utf-8")
     expect(window.canary(path, which) is not None, f"{which} lets it pass")
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    """The pages of a paper's figure and of all figures, of made-up raw rows."""
+    folder = tmp_path_factory.mktemp("paper")
+    build(folder, "--paper")
+    return folder
+
+
+@pytest.mark.parametrize("scheme,width", VIEWS, ids=[f"{scheme}-{width}" for scheme, width in VIEWS])
+@pytest.mark.parametrize("which", ["figure", "all"])
+def test_paper(window, papers, pytestconfig, which, scheme, width):
+    """A paper's figure, and the page of all of them: as sound as a report, in each view."""
+    (folder,) = [path for path in papers.iterdir() if path.is_dir()]
+    path = (folder if which == "figure" else papers) / "index.html"
+    text = path.read_text(encoding="utf-8")
+    beside = ("raw.json", "../index.html") if which == "figure" else (f"{folder.name}/index.html",)
+    check_source(text, beside)
+    page, console, events = window.look(path, scheme, width)
+    if pytestconfig.option.pictures:
+        picture = pathlib.Path(pytestconfig.option.pictures) / f"paper-{which}-{scheme}-{width}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(base64.b64decode(window.browser.picture()))
+    check_quiet(console, events, path.as_uri())
+    check_layout(page, width)
+    expect(page["faintest"]["contrast"] >= TEXT_CONTRAST, f"text {page['faintest']['words']!r}: contrast {page['faintest']['contrast']:.2f}")
+    if which == "figure":
+        check_figures(page)
+        check_contrast(page, scheme)
+        for words in ("What agrees:", "What does not, and why:", "MAGE-Lib (paper, §6.2)", "Hollow circles are digits of the paper's text"):
+            expect(words in page["text"], f"the page does not say {words!r}")
+    else:
+        expect("mage-9-disk" in page["text"] and "was not measured" in page["text"], "the rows of the index")

@@ -36,7 +36,10 @@ pub const WORDS: Words = Words { first: "workload", known: THERE_IS, required: &
     farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
     farshore bench families [OPTIONS]\n       \
-    farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]\n       \
+    farshore bench paper [FIGURE|all] [OPTIONS]
+       \
+     farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]
+       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
     after_long_help = AFTER_BENCH,
@@ -90,13 +93,13 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub swap_files: u32,
 
-    /// Rounds, in each of which every target runs once; fewer than 5 give no useful interval
-    #[arg(long, global = true, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
+    /// Rounds, in each of which every target runs once; fewer than 5 give no useful interval [default: 5]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
 
-    /// Warm-up rounds before those, which do not count
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub warm_up_rounds: u32,
+    /// Warm-up rounds before those, which do not count [default: 1]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub warm_up_rounds: Option<u32>,
 
     /// One comparison for each value: memory[=PERCENT,...], threads[=N,...] or files[=N,...]
     ///
@@ -152,6 +155,8 @@ pub enum What {
     Canonical(CanonicalArgs),
     /// Families of programs, each at parts of its peak: what the default is worth against Linux swap, zram, zswap and other --swap
     Families(FamiliesArgs),
+    /// Figures of the papers that Farshore rests on, measured here and set against their numbers
+    Paper(PaperArgs),
     /// The ways in which a service can wait for far memory: yield, busy, block, Linux swap
     Uthread(Box<UthreadArgs>),
     /// The device below --dir alone
@@ -183,6 +188,23 @@ pub struct FamiliesArgs {
     pub list: bool,
 }
 
+/// `farshore bench paper`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = AFTER_PAPER, override_usage = "farshore bench paper [FIGURE|all] [OPTIONS]")]
+pub struct PaperArgs {
+    /// The figure, as the list names it, or all of them; without it: the list, with what each needs and how long it takes
+    pub figure: Option<String>,
+    /// Where pages and raw rows go: DIR/FIGURE/index.html, DIR/FIGURE/raw.json, and DIR/index.html with a row for each figure
+    #[arg(long, value_name = "DIR", default_value = "paper")]
+    pub out: PathBuf,
+    /// A few small points and one round, in less than a minute: to see that it works, not how fast anything is
+    #[arg(long)]
+    pub quick: bool,
+    /// Draw the page of these raw rows again, and measure nothing
+    #[arg(long, value_name = "RAW.json", conflicts_with = "quick")]
+    pub from: Option<PathBuf>,
+}
+
 /// `farshore bench device`.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
@@ -202,6 +224,7 @@ Examples:
   farshore bench --memory 100M --against farshore,linux-swap,native -- sort -S 1G big.txt
   farshore bench kv --server memcached --rate 20000 --against farshore,linux-swap
   farshore bench uthread array --swap delay:10us
+  sudo farshore bench paper mage-9 --out results/paper
   farshore bench random --threads 8 --builds ../before/target/release target/release
   farshore bench --compare monday.json tuesday.json
 
@@ -223,6 +246,44 @@ Environment:
   FARSHORE_LOAD      farshore-load, if it is not beside farshore
   LOAD_BALLAST       slows farshore-load down by so many percent; env.LOAD_BALLAST=20 as a target's
                      option shows whether a comparison notices";
+
+const AFTER_PAPER: &str = "\
+Examples:
+  farshore bench paper
+      the figures, what each needs, and how many minutes it takes
+  sudo farshore bench paper mage-9 --out results/paper
+      MAGE's figure 9: pages in results/paper, the raw rows beside them
+  sudo farshore bench paper all --out results/paper
+      every figure; what is there is measured anew
+  farshore bench paper adios-7 --quick
+      whether it works here
+  farshore bench paper mage-9 --from results/paper/mage-9/raw.json --out page
+      the page once more, after a reason or the rule has changed
+
+A page has the plots with the paper's axes, the paper's numbers (digits of its text) as hollow marks,
+medians with intervals, a verdict for each claim by a rule that the page states, and two sentences:
+what agrees, and what does not and why. Sizes are scaled to a small machine; each page says how.
+
+Not for this: --against, --builds, --sweep, --memory, --pool, --swap-size, --swap-files, --json,
+--report, --results.";
+
+impl BenchArgs {
+    /// Rounds that count.
+    #[must_use]
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.is_quick() { 1 } else { 5 })
+    }
+
+    /// Rounds before them.
+    #[must_use]
+    pub fn warm_up_rounds(&self) -> u32 {
+        self.warm_up_rounds.unwrap_or(u32::from(!self.is_quick()))
+    }
+
+    fn is_quick(&self) -> bool {
+        matches!(&self.what, Some(What::Paper(PaperArgs { quick: true, .. })))
+    }
+}
 
 /// The targets of one `--against`.
 #[derive(Clone, Debug)]

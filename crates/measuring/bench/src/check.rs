@@ -106,6 +106,8 @@ mod tests {
             sweep: None,
             targets: spec::parse_list(targets).unwrap(),
             family: String::new(),
+            paper: None,
+            raised: None,
         }
     }
 

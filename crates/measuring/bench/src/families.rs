@@ -165,6 +165,8 @@ fn point(row: &Row, subject: Subject, memory_bytes: u64, swap_bytes: u64, percen
         sweep: Some(SweepPoint { axis: Axis::Memory, value: percent }),
         targets,
         family: row.name.to_string(),
+        paper: None,
+        raised: None,
     }
 }
 

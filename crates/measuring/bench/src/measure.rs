@@ -33,6 +33,13 @@ pub enum Program {
     Any(Vec<OsString>),
     /// `farshore-load`, whose events are read.
     Workload(Vec<OsString>),
+    /// The same, with another limit from the start of the measured phase on.
+    Raised {
+        /// Its command line.
+        words: Vec<OsString>,
+        /// That limit, for the program's data, in bytes.
+        memory_bytes: u64,
+    },
     /// A server under the target and a workload beside it.
     Service(Service),
     /// A server on unithreads under the target, and the generator of load beside it.
@@ -76,8 +83,11 @@ pub fn run(
     let watch = Watch { stop, deadline: Instant::now() + timeout };
     let machine = proc::machine_cpu_seconds();
     let ended = match program {
-        Program::Any(words) => run_program(target, words, Output::Hash, journal, watch, &mut round),
-        Program::Workload(words) => run_program(target, words, Output::Lines, journal, watch, &mut round),
+        Program::Any(words) => run_program(target, words, Output::Hash, None, journal, watch, &mut round),
+        Program::Workload(words) => run_program(target, words, Output::Lines, None, journal, watch, &mut round),
+        Program::Raised { words, memory_bytes } => {
+            run_program(target, words, Output::Lines, Some(*memory_bytes), journal, watch, &mut round)
+        }
         Program::Service(service) => run_service(target, service, journal, watch, &mut round),
         Program::Served(served) => served::run(target, served, journal, watch, &mut round),
     };
@@ -115,13 +125,14 @@ fn run_program(
     target: &dyn Target,
     words: &[OsString],
     output: Output,
+    raised: Option<u64>,
     journal: &Journal,
     watch: Watch<'_>,
     round: &mut Round,
 ) -> Result<(), String> {
     let mut child = Child::start(target.command(words), output)?;
     let _noted = Noted::new(journal, &child)?;
-    let mut listener = Listener::new(target, child.pid());
+    let mut listener = Listener { raised, ..Listener::new(target, child.pid()) };
     let ended = listen(&mut child, &mut listener, watch)?;
     let end = child.reap(ended);
     take_end(round, &end);
@@ -276,13 +287,17 @@ impl<'a> Counted<'a> {
 /// Reads the events of a workload, and the target's counters at the marks of its measured phase.
 struct Listener<'a> {
     counted: Counted<'a>,
+    /// The limit from the mark of the measured phase on, if it is another one.
+    raised: Option<u64>,
+    /// It could not be set.
+    not_raised: Option<String>,
     outcome: Option<Outcome>,
     strange: Option<String>,
 }
 
 impl<'a> Listener<'a> {
     fn new(target: &'a dyn Target, pid: u32) -> Self {
-        Listener { counted: Counted::new(target, pid), outcome: None, strange: None }
+        Listener { counted: Counted::new(target, pid), raised: None, not_raised: None, outcome: None, strange: None }
     }
 
     fn hear(&mut self, line: &str) {
@@ -291,6 +306,9 @@ impl<'a> Listener<'a> {
                 // A mark ends the phase before it.
                 self.counted.end();
                 if name == MEASURE {
+                    if let Some(bytes) = self.raised {
+                        self.not_raised = self.counted.target.set_memory(self.counted.pid, bytes).err();
+                    }
                     self.counted.begin();
                 }
             }
@@ -312,6 +330,7 @@ impl<'a> Listener<'a> {
             // A generator that was late makes the latencies look worse, never better: it is told with them (`generator_late`).
             Some(outcome) => round.wrong.extend(outcome.wrong.iter().cloned()),
         }
+        round.wrong.extend(self.not_raised);
         self.counted.tell(round);
         round.outcome = self.outcome;
     }

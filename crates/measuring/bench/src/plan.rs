@@ -8,7 +8,7 @@ use farshore_load::workload::{Kv, Mode, Server, Workload};
 
 use crate::args::{BenchArgs, Sweep};
 use crate::measure::{Program, Service};
-use crate::result::{Axis, Figure, Round, SweepPoint};
+use crate::result::{Axis, Figure, PaperPoint, Round, SweepPoint};
 use crate::targets::spec::Spec;
 use crate::uthread::args::What;
 use crate::uthread::service::{Comparison, Load};
@@ -50,6 +50,10 @@ pub struct Experiment {
     pub targets: Vec<Spec>,
     /// The row of `families` that it belongs to; empty: none.
     pub family: String,
+    /// The figure of a paper that it is a point of.
+    pub paper: Option<PaperPoint>,
+    /// The limit from the start of the measured phase on, in bytes; `None`: the same as before it. For workloads alone.
+    pub raised: Option<u64>,
 }
 
 /// What the experiments of one command line have in common.
@@ -131,6 +135,8 @@ fn experiment(subject: Subject, common: &Common, sweep: Option<SweepPoint>) -> R
         sweep,
         targets: common.targets.clone(),
         family: String::new(),
+        paper: None,
+        raised: None,
     })
 }
 
@@ -281,10 +287,14 @@ impl Experiment {
                 // One graph for all rounds: making it takes longer than ranking it.
                 pagerank.common.seed = pagerank.common.seed.wrapping_sub(u64::from(number.saturating_sub(1)));
                 pagerank.graph = Some(graph_file(directory));
-                Program::Workload(events(load, &workload))
             }
-            Workload::Kv(kv) => service(load, directory, kv),
-            _ => Program::Workload(events(load, &workload)),
+            Workload::Kv(kv) => return service(load, directory, kv),
+            _ => {}
+        }
+        let words = events(load, &workload);
+        match self.raised {
+            Some(memory_bytes) => Program::Raised { words, memory_bytes },
+            None => Program::Workload(words),
         }
     }
 

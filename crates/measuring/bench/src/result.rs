@@ -138,10 +138,32 @@ pub struct Experiment {
     pub sweep: Option<SweepPoint>,
     /// The row of `farshore bench families` that it belongs to; empty: none.
     pub family: String,
+    /// The figure of a paper that it is a point of.
+    pub paper: Option<PaperPoint>,
+    /// The limit from the start of the measured phase on, in bytes; 0: the same as before it.
+    pub raised_bytes: u64,
     /// What is compared.
     pub figure: Figure,
     /// What came out, the reference first.
     pub targets: Vec<TargetResult>,
+}
+
+/// A point of a figure of `farshore bench paper`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PaperPoint {
+    /// The figure: `mage-9`.
+    pub figure: String,
+    /// Which of its panels.
+    pub panel: String,
+    /// Which of several runs at this point; empty where there is one.
+    pub variant: String,
+    /// Where it is, as the registry of figures has it: percent, threads, spaces.
+    pub x: f64,
+    /// Where it is on the axis: the same, or the load in requests a second that so many percent were.
+    pub shown: f64,
+    /// It was made by the quick form, which shows that all works and not how fast it is.
+    pub quick: bool,
 }
 
 /// What of a run is compared.

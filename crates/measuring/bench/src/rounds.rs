@@ -103,6 +103,8 @@ impl Turns<'_> {
             swap_files: experiment.swap_files,
             sweep: experiment.sweep.clone(),
             family: experiment.family.clone(),
+            paper: experiment.paper.clone(),
+            raised_bytes: experiment.raised.unwrap_or(0),
             figure: experiment.figure(),
             targets: sides.into_iter().map(|side| side.result).collect(),
         };
@@ -112,7 +114,7 @@ impl Turns<'_> {
     /// The command line of the first round, without the paths of this machine.
     fn words(&self, experiment: &Experiment) -> Vec<String> {
         let words = match experiment.program(Path::new("farshore-load"), Path::new("."), 1, 0) {
-            measure::Program::Any(words) | measure::Program::Workload(words) => words,
+            measure::Program::Any(words) | measure::Program::Workload(words) | measure::Program::Raised { words, .. } => words,
             measure::Program::Served(served) => served.words(),
             measure::Program::Service(service) => service.server.into_iter().chain(["+".into()]).chain(service.client).collect(),
         };
@@ -281,6 +283,8 @@ mod tests {
             sweep: None,
             targets: Vec::new(),
             family: String::new(),
+            paper: None,
+            raised: None,
         };
         assert_eq!(turns.words(&experiment), ["perl", "./records.pl", "/etc/hosts"]);
     }

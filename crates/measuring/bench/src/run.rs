@@ -1,36 +1,25 @@
 //! `farshore bench`: from the command line to tables and files.
 
-use std::ffi::OsString;
+mod paper;
+
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
-
-use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, FamiliesArgs, What};
-use crate::families::{Families, Kitchen};
-use crate::journal::{self, Journal};
+use crate::args::{BenchArgs, CanonicalArgs, FamiliesArgs, What};
+use crate::families::Families;
 use crate::plan::{self, Common, Experiment, Subject};
-use crate::progress::Progress;
-use crate::result::{self, Results, SCHEMA};
-use crate::rounds::Turns;
+use crate::result::{self, Results};
+use crate::session::{Series, Session, Signals};
 use crate::targets::spec::{self, Spec};
-use crate::uthread::course::{Course, Maker, Rounds};
-use crate::{canonical, check, compare, device, machine, output, statistics, table, uthread};
+use crate::uthread::course::Course;
+use crate::{canonical, compare, machine, output, table, uthread};
 
 /// What can be measured, for messages.
 pub const THERE_IS: &str =
-    "random, scan, hotset, gups-move, phase, pagerank, stress, grid, tree, kv, canonical, families, uthread or device";
+    "random, scan, hotset, gups-move, phase, pagerank, stress, grid, tree, kv, canonical, families, paper, uthread or device";
 /// What is compared where nothing is said.
 const USUAL: &str = "farshore,linux-swap";
 /// The server of `uthread`, and what says where it is.
 const SERVE: (&str, &str) = ("farshore-serve", "FARSHORE_SERVE");
-/// Seconds for each point of the device's limit.
-const DEVICE_SECONDS: f64 = 1.0;
-/// The file that the device is measured on, in bytes: large enough to leave a device's own cache behind, small enough to be written quickly.
-const DEVICE_FILE: u64 = 512 << 20;
-
 /// Why nothing, or not everything, was measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
@@ -38,36 +27,6 @@ pub enum Failure {
     Usage(String),
     /// It could not be done.
     Failed(String),
-}
-
-/// The flag that Ctrl-C sets, and which signal it was.
-struct Signals {
-    stop: Arc<AtomicBool>,
-    which: Arc<AtomicUsize>,
-}
-
-impl Signals {
-    fn watch() -> Result<Self, Failure> {
-        let signals = Signals { stop: Arc::new(AtomicBool::new(false)), which: Arc::new(AtomicUsize::new(0)) };
-        let watch = |signal: i32| {
-            let number = usize::try_from(signal).unwrap_or(0);
-            signal_hook::flag::register_usize(signal, signals.which.clone(), number)
-                .and_then(|_| signal_hook::flag::register(signal, signals.stop.clone()))
-                .map_err(|error| Failure::Failed(format!("cannot watch for signal {signal} ({error})")))
-        };
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            watch(signal)?;
-        }
-        // A reader that goes away must not end this before everything is taken down.
-        signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
-            .map_err(|error| Failure::Failed(format!("cannot watch for SIGPIPE ({error})")))?;
-        Ok(signals)
-    }
-
-    /// 128 and the signal's number, as a shell tells it.
-    fn status(&self) -> u8 {
-        u8::try_from(128 + self.which.load(Ordering::Relaxed)).unwrap_or(130)
-    }
 }
 
 /// Does what the command line says. `farshore` is the command that targets use; `words` is the command line for the results.
@@ -80,6 +39,9 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
             return Err(Failure::Usage("--compare reads two files and measures nothing: leave the workload out".into()));
         }
         return compare_files(old, new);
+    }
+    if let Some(What::Paper(paper)) = &arguments.what {
+        return paper::bench(arguments, paper, farshore, &words);
     }
     if matches!(&arguments.what, Some(What::Uthread(uthread)) if uthread.what == uthread::args::What::Switch) {
         return output::print(&uthread::switch_text()).map(|()| 0);
@@ -117,57 +79,43 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         output::tell(&line);
     }
     let signals = Signals::watch()?;
-    for line in journal::clean_up_after_others(&directory) {
-        output::tell(&line);
-    }
-    let journal = Journal::open(&directory).map_err(Failure::Failed)?.ended_by(signals.stop.clone());
-    let journal = Arc::new(journal);
-    for experiment in &plan {
-        let uses_device = |target: &Spec| target.build(farshore, &journal).uses_device();
-        check::check(experiment, device_file(arguments), &directory, &uses_device).map_err(Failure::Failed)?;
-    }
-    let turns = Turns {
-        load: &load,
+    let session = Session {
+        arguments,
         farshore,
-        journal: &journal,
-        extra_bytes: arguments.extra.0,
-        rounds: arguments.rounds,
-        warm_up_rounds: arguments.warm_up_rounds,
-        timeout: Duration::from_secs_f64(arguments.timeout),
-        stop: &signals.stop,
+        load: &load,
+        directory: &directory,
+        words,
+        signals: &signals,
+        json: arguments.json.as_deref(),
     };
-    let mut results = Results {
-        schema: SCHEMA,
-        version: env!("CARGO_PKG_VERSION").into(),
-        date: output::now(),
-        command: words,
-        machine,
-        ..Results::default()
+    let series = match (&course, &families) {
+        (Some(course), _) => Series::Course(course),
+        (None, Some(families)) => Series::Families(families),
+        (None, None) => Series::Plain,
     };
-    let mut progress = Progress::new();
-    let series = (course.as_ref(), families.as_ref());
-    let ended = measure(arguments, &plan, series, &turns, &mut results, &mut progress);
-    progress.finish();
-    for line in journal.close() {
-        output::tell(&line);
-    }
+    let (results, ended) = session.measure(&plan, series, machine)?;
     // Also what was measured before an error or Ctrl-C: nothing is lost.
     output::write(&results, arguments.json.as_deref(), report)?;
     if let Some(path) = arguments.results.as_ref().and(report) {
         output::write_more(&results, path)?;
     }
-    let went_wrong = results.experiments.iter().flat_map(|experiment| &experiment.targets).any(ours_went_wrong);
-    let left_out = plan.iter().any(|experiment| ours_is_left_out(experiment, &results));
+    let bad = is_bad(&plan, &results);
     output::print(&table::results(&results, output::colours(), output::width()))?;
     if let Some(path) = report {
         output::tell(&format!("the report is '{}'", path.join("index.html").display()));
     }
     ended?;
-    if signals.stop.load(Ordering::Relaxed) {
+    if signals.stopped() {
         eprintln!("farshore: ended by a signal: what was measured so far is above");
         return Ok(signals.status());
     }
-    Ok(u8::from(went_wrong || left_out))
+    Ok(u8::from(bad))
+}
+
+/// Whether a run of ours went wrong, or one that was asked for could not be had.
+fn is_bad(plan: &[Experiment], results: &Results) -> bool {
+    let went_wrong = results.experiments.iter().flat_map(|experiment| &experiment.targets).any(ours_went_wrong);
+    went_wrong || plan.iter().any(|experiment| ours_is_left_out(experiment, results))
 }
 
 /// What to say to somebody who has called us by `sudo` for the sake of swap and cgroups, with a program of his own.
@@ -197,125 +145,6 @@ fn ours_went_wrong(target: &result::TargetResult) -> bool {
     target.rounds.iter().any(|round| !round.wrong.is_empty() && (ours || answers(round)))
 }
 
-fn measure(
-    arguments: &BenchArgs,
-    plan: &[Experiment],
-    (course, families): (Option<&Course>, Option<&Families>),
-    turns: &Turns<'_>,
-    results: &mut Results,
-    progress: &mut Progress,
-) -> Result<(), Failure> {
-    if course.is_none() && families.is_none() {
-        plan.iter().for_each(|experiment| turns.announce(experiment, progress));
-    }
-    if let Some(seconds) = device_seconds(arguments) {
-        let measured = device::measure(turns.journal.work(), device_file(arguments), seconds, turns.stop, &mut |what| {
-            progress.doing(&format!("device: {what}"))
-        });
-        match measured {
-            Ok(device) => results.device = Some(device),
-            Err(_) if turns.stop.load(Ordering::Relaxed) => return Ok(()),
-            Err(why) if plan.is_empty() => return Err(Failure::Failed(why)),
-            Err(why) => progress.say(&format!("the device was not measured: {why}")),
-        }
-    }
-    let mut taker = Taker { json: arguments.json.as_deref(), turns, results, progress };
-    if let Some(families) = families {
-        return families.run(&mut taker);
-    }
-    let Some(course) = course else {
-        for experiment in plan {
-            if taker.take(experiment, turns)?.is_none() {
-                break;
-            }
-        }
-        return Ok(());
-    };
-    taker.say(&course.bound());
-    course.run(&mut taker)
-}
-
-/// Makes comparisons, and puts what came of them into the results.
-struct Taker<'a> {
-    json: Option<&'a Path>,
-    turns: &'a Turns<'a>,
-    results: &'a mut Results,
-    progress: &'a mut Progress,
-}
-
-impl Taker<'_> {
-    /// `None`: the user has ended it.
-    fn take(&mut self, experiment: &Experiment, turns: &Turns<'_>) -> Result<Option<result::Experiment>, Failure> {
-        let stopped = || turns.stop.load(Ordering::Relaxed);
-        if stopped() {
-            return Ok(None);
-        }
-        let made = match turns.compare(experiment, self.progress) {
-            Ok(made) => made,
-            Err(_) if stopped() => return Ok(None),
-            Err(why) => return Err(Failure::Failed(why)),
-        };
-        for (label, why) in &made.skipped {
-            if self.results.skipped.insert(label.clone(), why.clone()).is_none() {
-                self.progress.say(&format!("{label} is left out: {why}"));
-            }
-        }
-        let mut experiment = made.experiment;
-        statistics::summarise(&mut experiment, self.results.device.as_ref(), &|label| made.on_device.contains(label));
-        self.results.experiments.push(experiment.clone());
-        // After each, so that even a crash of the machine leaves the finished ones.
-        output::write(self.results, self.json, None)?;
-        Ok((!stopped()).then_some(experiment))
-    }
-}
-
-impl Maker for Taker<'_> {
-    fn make(&mut self, experiment: &Experiment, rounds: Rounds) -> Result<Option<result::Experiment>, Failure> {
-        let turns = match rounds {
-            Rounds::All => Turns { ..*self.turns },
-            Rounds::One => Turns { rounds: 1, warm_up_rounds: 0, ..*self.turns },
-        };
-        turns.announce(experiment, self.progress);
-        self.take(experiment, &turns)
-    }
-
-    fn say(&mut self, line: &str) {
-        self.progress.say(line);
-    }
-}
-
-impl Kitchen for Taker<'_> {
-    fn directory(&self) -> &Path {
-        self.turns.journal.work()
-    }
-
-    fn make_first(&mut self, name: &str, words: &[OsString]) -> Result<(), String> {
-        self.turns.make_first(name, words, self.progress)
-    }
-
-    fn leave_out(&mut self, name: &str, why: &str) {
-        self.progress.say(&format!("{name} is left out: {why}"));
-        self.results.skipped.insert(name.to_string(), why.to_string());
-    }
-}
-
-/// Bytes of the file that the device is measured on.
-fn device_file(arguments: &BenchArgs) -> u64 {
-    match &arguments.what {
-        Some(What::Device(DeviceArgs { size, .. })) => size.0,
-        _ if arguments.no_device => 0,
-        _ => DEVICE_FILE,
-    }
-}
-
-fn device_seconds(arguments: &BenchArgs) -> Option<f64> {
-    match &arguments.what {
-        Some(What::Device(device)) => Some(device.seconds),
-        _ if arguments.no_device => None,
-        _ => Some(DEVICE_SECONDS),
-    }
-}
-
 /// What is to be measured; nothing for `device`.
 fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
     let targets = targets(arguments);
@@ -334,7 +163,9 @@ fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
         (Some(_), false) => {
             return Err(Failure::Usage("a workload and a PROGRAM are both given: give one of them".into()));
         }
-        (Some(What::Device(_) | What::Canonical(_) | What::Families(_) | What::Uthread(_)), true) => return Ok(Vec::new()),
+        (Some(What::Device(_) | What::Canonical(_) | What::Families(_) | What::Paper(_) | What::Uthread(_)), true) => {
+            return Ok(Vec::new());
+        }
         (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
         (None, false) => Subject::Program(arguments.program.clone()),
         (None, true) => {

@@ -56,6 +56,7 @@ fn help_is_that_of_farshore_bench() {
         (&["-h"], &["Compare Farshore with Linux swap", "farshore bench --compare OLD.json NEW.json"]),
         (&["random", "--help"], &["Usage: farshore bench random [OPTIONS]", "--threads"]),
         (&["uthread", "--help"], &["farshore bench uthread"]),
+        (&["paper", "--help"], &["farshore bench paper mage-9 --from results/paper/mage-9/raw.json", "--quick"]),
     ] {
         let called: [&[&str]; 2] = [&[], &["--farshore=/no/such/farshore"]];
         let shown = called.map(|first| {
@@ -78,12 +79,33 @@ fn what_is_wrong_is_one_line() {
         (&["random", "--rounds", "2", "--rounds", "3"], "--rounds is given twice"),
         (&["random", "--report", "a", "--results", "b"], "--report does not go with --results"),
         (&["random", "--farshore=/bin/true"], "unknown option '--farshore'"),
+        (&["paper", "mage-99"], "no figure is called \"mage-99\": there are mage-5, "),
+        (&["paper", "mage-9", "--against", "native"], "paper does not go with --against"),
+        (&["paper", "--quick"], "--quick: name the figure, or all"),
+        (&["paper", "mage-9", "--quick", "--from", "x"], "--quick does not go with --from"),
         (&[], "nothing to measure: name a workload (random,"),
     ] {
         let output = command(BENCH).args(words).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!((output.status.code(), said.lines().count()), (Some(125), 1), "{words:?}: {said}");
         assert!(said.starts_with("farshore: ") && said.contains(part), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn the_list_of_figures_needs_nothing() {
+    let output = command(BENCH).arg("paper").output().unwrap();
+    let shown = text(&output.stdout);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    let names = farshore_bench::paper::all().map(|figure| figure.name);
+    assert!(names.into_iter().all(|name| shown.lines().any(|line| line.starts_with(name))), "{shown}");
+    for (words, part) in [
+        (&["paper", "--from", "/nothing/raw.json"][..], "cannot read '/nothing/raw.json'"),
+        (&["paper", "mage-9", "--from", "/dev/null"], "'/dev/null' holds no results of farshore bench"),
+    ] {
+        let output = command(BENCH).args(words).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.lines().count() == 1 && said.contains(part), "{words:?}: {said}");
     }
 }
 

@@ -229,9 +229,11 @@ fn fields(value: &serde_json::Value, free: &[&str], found: &mut BTreeSet<String>
 
 #[test]
 fn the_documentation_names_each_field() {
-    let json = serde_json::to_value(synthetic::results()).unwrap_or_default();
     let mut found = BTreeSet::new();
-    fields(&json, &["settings", "skipped", "stats"], &mut found);
+    for results in [synthetic::results(), synthetic::paper()] {
+        let json = serde_json::to_value(results).unwrap_or_default();
+        fields(&json, &["settings", "skipped", "stats"], &mut found);
+    }
     // That the example is a full one: something of each level.
     for name in [
         "experiments",
@@ -244,6 +246,8 @@ fn the_documentation_names_each_field() {
         "confidence",
         "other_swap",
         "stats",
+        "variant",
+        "shown",
     ] {
         assert!(found.contains(name), "the example has no {name}");
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use farshore_bench::result::{
-    Access, Axis, Counters, Device, DevicePoint, Experiment, Figure, Machine, Results, Round, SCHEMA, SweepPoint, TargetResult,
+    Access, Axis, Counters, Device, DevicePoint, Experiment, Figure, Machine, PaperPoint, Results, Round, SCHEMA, SweepPoint,
+    TargetResult,
 };
 use farshore_bench::statistics;
 use farshore_load::outcome::{Histogram, MEASURE, Outcome, Phase, Timeline};
@@ -207,6 +208,8 @@ fn experiment(
         swap_files: files,
         sweep: sweep.map(|(axis, value)| SweepPoint { axis, value }),
         family: String::new(),
+        paper: None,
+        raised_bytes: 0,
         figure: Figure { name: "updates a second".into(), unit: "/s".into(), less_is_better: false },
         targets,
     }
@@ -340,4 +343,37 @@ pub fn results() -> Results {
         experiments,
         skipped: pairs(&[("zswap", "this kernel has no zswap: it needs CONFIG_ZSWAP")]),
     }
+}
+
+/// The figure of a paper that [`paper`] has raw rows of.
+pub const PAPER: &str = "mage-9-disk";
+
+/// Raw rows of that figure: each of its points, the kernel's target with a bad round.
+pub fn paper() -> Results {
+    let mut chance = Chance(Rng::new(2));
+    let mut experiments = Vec::new();
+    for panel in ["pagerank", "grid"] {
+        for far in [0.0, 10.0, 30.0, 50.0, 70.0, 90.0] {
+            let name = format!("{PAPER}, {panel}, {far}");
+            let mut experiment = experiment(&name, panel, None, (1.0 - far / 100.0, 2, 1), &mut chance);
+            experiment.targets.retain(|target| target.label != "zram");
+            experiment.targets[1].label = "Linux swap".into();
+            experiment.targets[1].rounds[3].wrong = words(&["ended by signal 9"]);
+            let point = PaperPoint {
+                figure: PAPER.into(),
+                panel: panel.into(),
+                variant: String::new(),
+                x: far,
+                shown: far,
+                quick: false,
+            };
+            experiment.paper = Some(point);
+            experiments.push(experiment);
+        }
+    }
+    let results = results();
+    for experiment in &mut experiments {
+        statistics::summarise(experiment, results.device.as_ref(), &|label| label != "native");
+    }
+    Results { command: words(&["farshore", "bench", "paper", PAPER]), experiments, skipped: BTreeMap::new(), ..results }
 }

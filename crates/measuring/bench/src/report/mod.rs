@@ -17,14 +17,14 @@
 //! | `chart`, `axis`, `palette` | drawing |
 //! | `text` | numbers and units |
 
-mod axis;
-mod chart;
+pub(crate) mod axis;
+pub(crate) mod chart;
 pub mod figures;
 pub(crate) mod group;
 pub mod ideal;
-mod page;
-mod palette;
-mod tables;
+pub(crate) mod page;
+pub(crate) mod palette;
+pub(crate) mod tables;
 pub(crate) mod text;
 
 use std::fs;

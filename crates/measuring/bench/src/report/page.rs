@@ -8,7 +8,7 @@ use super::group::{self, Group, groups};
 use super::{palette, tables, text};
 use crate::result::{Axis, Experiment, Results};
 
-const STYLE: &str = include_str!("style.css");
+pub(crate) const STYLE: &str = include_str!("style.css");
 
 /// The whole page.
 pub fn page(results: &Results) -> String {
@@ -70,7 +70,7 @@ fn summary(results: &Results, context: &Context, groups: &[Group]) -> Markup {
 }
 
 /// A plot, or why there is none.
-fn shown(attempt: &Attempt) -> Markup {
+pub(crate) fn shown(attempt: &Attempt) -> Markup {
     match attempt {
         Ok(figure) => drawn(figure),
         Err((what, reason)) => html! { p.note.missing { "No plot of " (what) ": " (reason) "." } },

@@ -3,6 +3,7 @@
 //! Whether it can run here at all is tried in `set_up`, with the very options of the runs: what is wrong with them is said once, in the
 //! command's own words, and not as a failure of each run.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -37,6 +38,8 @@ pub struct Farshore {
     on_device: bool,
     /// Where the counters of a run are written.
     stats: PathBuf,
+    /// The limit that this run was given while it ran, in bytes; 0: none.
+    raised: Cell<u64>,
 }
 
 impl Farshore {
@@ -59,6 +62,7 @@ impl Farshore {
             version: String::new(),
             on_device,
             stats,
+            raised: Cell::new(0),
         }
     }
 
@@ -198,6 +202,7 @@ impl Target for Farshore {
     }
 
     fn before(&mut self) -> Result<(), String> {
+        self.raised.set(0);
         // An old one must not be taken for the next run's.
         let _ = fs::remove_file(&self.stats);
         if self.place.is_some() { Ok(()) } else { Err("this target was not set up".to_string()) }
@@ -232,6 +237,21 @@ impl Target for Farshore {
         told.as_ref().map(counters)
     }
 
+    fn set_memory(&self, pid: u32, memory_bytes: u64) -> Result<(), String> {
+        let mut command = Command::new(&self.command);
+        command.arg("set").arg(pid.to_string()).arg(format!("memory={memory_bytes}"));
+        command.stdin(Stdio::null()).process_group(0);
+        let done = command.output().map_err(|error| self.cannot_start(&error))?;
+        if done.status.success() {
+            self.raised.set(self.raised.get().max(memory_bytes));
+            return Ok(());
+        }
+        Err(format!(
+            "its limit could not be set to {memory_bytes} bytes: {}",
+            tools::one_line(&String::from_utf8_lossy(&done.stderr))
+        ))
+    }
+
     fn after(&mut self, round: &mut Round) {
         let Some(place) = &self.place else { return };
         match self.read_stats() {
@@ -242,7 +262,7 @@ impl Target for Farshore {
                 round.counters.pages_in = counted.pages_in;
                 round.counters.pages_out = counted.pages_out;
                 round.peak_limited_bytes = stats.resident_bytes_peak;
-                round.wrong.extend(broken_promises(&stats, memory_bytes(&self.options, place)));
+                round.wrong.extend(broken_promises(&stats, memory_bytes(&self.options, place).max(self.raised.get())));
                 round.stats = Some(value);
             }
             // A program that was killed leaves none.

@@ -338,6 +338,17 @@ impl Target for Kernel {
         Some(kernel_counters(pid, self.traffic))
     }
 
+    fn set_memory(&self, _pid: u32, memory_bytes: u64) -> Result<(), String> {
+        let (Some(cgroup), Some(place)) = (&self.cgroup, &self.place) else {
+            return Err("its limit cannot be changed: it has no cgroup".to_string());
+        };
+        // A keeper follows a limit of its own.
+        if self.keeper.is_some() {
+            return Err("its limit cannot be changed: pool=counted changes it".to_string());
+        }
+        cgroup.set_limit(memory_bytes.saturating_add(place.extra_bytes))
+    }
+
     fn after(&mut self, round: &mut Round) {
         add_traffic(round, self.traffic);
         if let (Some(cgroup), Some(limit)) = (self.cgroup.clone(), self.place.as_ref().map(limit_bytes)) {

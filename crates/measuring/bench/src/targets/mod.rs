@@ -78,6 +78,12 @@ pub trait Target: fmt::Debug {
     /// be told (any more). Takes a few milliseconds at most.
     fn sample(&self, pid: u32) -> Option<Counters>;
 
+    /// Gives the running process `pid` another limit, in bytes of the program's data. Where there is none, nothing is done.
+    ///
+    /// # Errors
+    /// It could not be set: one line.
+    fn set_memory(&self, pid: u32, memory_bytes: u64) -> Result<(), String>;
+
     /// Cleans up behind a run, and adds what it knows of it to `round`: counters of the whole run, the peak of its limit, Farshore's `--stats`,
     /// and to `wrong` what breaks its promises.
     fn after(&mut self, round: &mut Round);

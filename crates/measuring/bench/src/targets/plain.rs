@@ -64,6 +64,10 @@ impl Target for Plain {
         Some(kernel_counters(pid, self.traffic))
     }
 
+    fn set_memory(&self, _pid: u32, _memory_bytes: u64) -> Result<(), String> {
+        Ok(())
+    }
+
     fn after(&mut self, round: &mut Round) {
         add_traffic(round, self.traffic);
     }

@@ -163,6 +163,55 @@ impl Course {
         Ok(())
     }
 
+    /// Makes the comparisons of a figure over load: the highest throughput, then latencies at so many percent of what the reference reached. `mark` gives each its
+    /// place: nothing for the first, else percent and requests a second.
+    ///
+    /// # Errors
+    /// One could not be made: one line.
+    pub fn over_load(
+        &self,
+        maker: &mut dyn Maker,
+        percents: &[f64],
+        mark: &dyn Fn(Experiment, Option<(f64, f64)>) -> Experiment,
+    ) -> Result<(), Failure> {
+        let Some(modes) = self.choose(maker)? else { return Ok(()) };
+        let peak = mark(self.throughput(&modes, self.seconds, ""), None);
+        let Some(made) = maker.make(&peak, Rounds::All)? else { return Ok(()) };
+        for percent in percents {
+            let course = Course { at: Percent(*percent), ..self.clone() };
+            let rate = course.rate_after(&made, &modes).map_err(Failure::Failed)?;
+            let latency = mark(course.latency(&modes, rate), Some((*percent, rate)));
+            if maker.make(&latency, Rounds::All)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the comparisons of a figure over local memory: the highest throughput with so many percent of the data local.
+    ///
+    /// # Errors
+    /// One could not be made: one line.
+    pub fn over_local(
+        &self,
+        maker: &mut dyn Maker,
+        percents: &[f64],
+        mark: &dyn Fn(Experiment, f64) -> Experiment,
+    ) -> Result<(), Failure> {
+        let Some(modes) = self.choose(maker)? else { return Ok(()) };
+        for percent in percents {
+            let setting = Setting { share: Percent(*percent), ..self.setting.clone() };
+            let course = Course { setting, ..self.clone() };
+            let experiment = course.throughput(&modes, course.seconds, "");
+            // All data are more than the items alone.
+            let memory_bytes = if *percent < 100.0 { experiment.memory_bytes } else { course.all_bytes() };
+            if maker.make(&mark(Experiment { memory_bytes, ..experiment }, *percent), Rounds::All)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn has(&self, phase: Phase) -> bool {
         self.phases.contains(&phase)
     }
@@ -233,8 +282,13 @@ impl Course {
 
     fn all_local(&self, title: String, modes: impl Iterator<Item = Mode>, load: Load) -> Option<Experiment> {
         let modes: Vec<Mode> = modes.collect();
-        let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES);
+        let memory = self.all_bytes();
         (!modes.is_empty()).then(|| self.experiment(title, &modes, load, self.seconds, memory))
+    }
+
+    /// What keeps all data local, in bytes.
+    fn all_bytes(&self) -> u64 {
+        self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES)
     }
 
     fn experiment(&self, title: String, modes: &[Mode], load: Load, seconds: f64, memory_bytes: u64) -> Experiment {
@@ -249,6 +303,8 @@ impl Course {
             sweep: None,
             targets: modes.iter().map(|mode| target(*mode, &self.swaps)).collect(),
             family: String::new(),
+            paper: None,
+            raised: None,
         }
     }
 

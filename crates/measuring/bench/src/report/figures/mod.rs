@@ -8,6 +8,8 @@ mod rounds;
 mod sweep;
 mod timeline;
 
+pub(crate) use timeline::timeline;
+
 use std::collections::BTreeMap;
 
 use super::chart::Chart;
@@ -18,7 +20,7 @@ use crate::result::{Device, Experiment, Figure as Measured, Results, TargetResul
 /// A plot.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    /// Of which kind: `sweep`, `sweep-ratio`, `sweep-latency`, `figure`, `ratio`, `latency`, `timeline`, `overview`.
+    /// Of which kind: `sweep`, `sweep-ratio`, `sweep-latency`, `figure`, `ratio`, `latency`, `timeline`, `overview`, `paper`.
     pub kind: &'static str,
     /// Its title.
     pub title: String,
@@ -31,7 +33,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    fn new(kind: &'static str, title: String, caption: String, chart: &Chart) -> Result<Figure, String> {
+    pub(crate) fn new(kind: &'static str, title: String, caption: String, chart: &Chart) -> Result<Figure, String> {
         let svg = chart.svg(&format!("{title}. {caption}")).map_err(|error| format!("it could not be drawn: {error}"))?;
         let series = chart.legend.iter().map(|(name, look)| (name.clone(), look.hex())).collect();
         Ok(Figure { kind, title, caption, series, svg })

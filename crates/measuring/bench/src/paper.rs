@@ -1,0 +1,349 @@
+//! `farshore bench paper`: the papers' figures, measured here in scaled form, and set against their numbers.
+//!
+//! ```text
+//! a figure   panels ─▶ points ─▶ one comparison each (experiments of this crate, all targets in turn) ─▶ raw.json
+//! raw.json   series ─▶ points with intervals ─▶ plots;   claims ─▶ verdicts ─▶ two sentences ─▶ index.html
+//! ```
+//!
+//! 1. **A figure is data**: what is run at which points, what is drawn, which numbers the paper's text has and where, what is compared with them by which
+//!    rule. To add one: a [`Figure`] in the file of its paper, and its name in [`all`]. The tests say what it lacks.
+//! 2. **Raw rows are results** as every other comparison's ([`crate::result`]), each experiment with its place in the figure
+//!    ([`crate::result::PaperPoint`]). A page is made from them alone, so `--from` makes the same page again.
+//! 3. **Numbers of a paper are digits of its text or tables.** Nothing is read off a drawing; a curve without digits has no reference.
+//! 4. **Verdicts are made by a rule** from the interval of what was measured ([`judge`]). The reason for what does not agree is written by hand, with the claim.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `mage`, `extmem`, `adios`, `scaleswap` | the figures |
+//! | [`plan`] | which comparisons a figure is made of, and how long they take |
+//! | [`series`] | from raw rows to points with intervals |
+//! | [`judge`] | claims: what agrees, what does not |
+//! | [`page`], [`index`] | a figure's page; the page of all of them |
+
+mod adios;
+mod draw;
+mod extmem;
+pub mod index;
+pub mod judge;
+mod mage;
+pub mod page;
+pub mod plan;
+mod scaleswap;
+pub mod series;
+pub mod text;
+
+use crate::report::axis::Scale;
+
+/// A paper.
+#[derive(Debug)]
+pub struct Paper {
+    /// As it is called here.
+    pub name: &'static str,
+    /// Its title.
+    pub title: &'static str,
+}
+
+/// A figure of a paper, as it is made here.
+#[derive(Debug)]
+pub struct Figure {
+    /// As the command line has it: `mage-9`.
+    pub name: &'static str,
+    /// The paper.
+    pub paper: &'static Paper,
+    /// Which figure or table of it: `Figure 9`.
+    pub number: &'static str,
+    /// What it shows.
+    pub title: &'static str,
+    /// How the paper measured it.
+    pub there: &'static str,
+    /// How it is scaled here, and what of it is not here.
+    pub here: &'static str,
+    /// Its parts.
+    pub panels: &'static [Panel],
+    /// What is compared with the paper's numbers, the headline first.
+    pub claims: &'static [Claim],
+}
+
+/// A part of a figure: runs at several points, which one or more plots show.
+#[derive(Debug)]
+pub struct Panel {
+    /// Its name in raw rows.
+    pub key: &'static str,
+    /// Its title.
+    pub title: &'static str,
+    /// What changes from point to point.
+    pub x: Across,
+    /// What is run.
+    pub runs: Runs,
+    /// About how long one run of one target takes with all that belongs to it, in seconds: on the machine of the README's table.
+    pub run_seconds: f64,
+    /// The ideal line belongs to it, for this latency of far memory.
+    pub ideal: Option<Latency>,
+    /// What is drawn of it.
+    pub plots: &'static [Plot],
+}
+
+/// The horizontal axis.
+#[derive(Debug)]
+pub struct Across {
+    /// What it is.
+    pub label: &'static str,
+    /// How it is drawn.
+    pub scale: Scale,
+    /// The points.
+    pub points: &'static [f64],
+    /// Those of the quick form.
+    pub quick: &'static [f64],
+}
+
+/// How long far memory takes for a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Latency {
+    /// As the device below the swap files does.
+    Device,
+    /// So many ns: `delay:`.
+    Delay(u64),
+}
+
+/// What is run at each point.
+#[derive(Debug)]
+pub enum Runs {
+    /// A workload.
+    Load {
+        /// As `farshore bench` takes it.
+        line: &'static str,
+        /// The same for the quick form.
+        quick: &'static str,
+        /// What a point changes.
+        vary: Vary,
+        /// The comparisons at each point.
+        variants: &'static [Variant],
+    },
+    /// A service of ours, as `farshore bench uthread` takes it.
+    Served {
+        /// Service and options.
+        line: &'static str,
+        /// More options, for the quick form.
+        quick: &'static str,
+        /// What a point is.
+        over: Over,
+    },
+}
+
+/// What a point of a workload's panel changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vary {
+    /// Far memory, in percent of the data.
+    Far,
+    /// Threads.
+    Threads,
+    /// Swap files, for targets without swap spaces of their own.
+    Files,
+    /// The targets alone: they are made from the point.
+    Targets,
+}
+
+/// What a point of a service's panel is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// The load, in percent of the highest throughput of `busy`. That is measured first, as the panel KEY`-peak`.
+    Load,
+    /// Local memory in percent of the data; the load is as high as can be.
+    Local,
+}
+
+/// One comparison at a point.
+#[derive(Debug)]
+pub struct Variant {
+    /// What sets it apart from the others of this panel; empty where it is alone.
+    pub key: &'static str,
+    /// Far memory in percent of the data, where points are not that.
+    pub far: f64,
+    /// The limit is lifted when the measured phase begins: pages come, and none leave.
+    pub lifted: bool,
+    /// The targets at a point, as `--against` has them.
+    pub targets: fn(f64) -> String,
+}
+
+/// What is drawn over the points.
+#[derive(Debug)]
+pub struct Plot {
+    /// Its title.
+    pub title: &'static str,
+    /// What of each run.
+    pub value: Value,
+    /// The paper's numbers.
+    pub references: &'static [Reference],
+}
+
+/// A number of a run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Value {
+    /// Operations a second.
+    Rate,
+    /// Operations a second, in percent of those of `native` in the same round.
+    Kept,
+    /// Pages that came from swap space a second, in the measured phase.
+    PagesIn,
+    /// This share of the operations took at most so long, in ns.
+    Quantile(f64),
+    /// Mean time of an operation, in ns.
+    Mean,
+    /// Seconds of the measured phase.
+    Seconds,
+    /// How long after the change in mid-run the rate was back at nine tenths of what it is later, in s.
+    Recovery,
+    /// The lowest rate after that change, in percent of what it is later.
+    Dip,
+    /// Mean time that a core took to ask another one for slots, in ns.
+    Delegation,
+    /// The rate over time, drawn as such: no points.
+    Timeline,
+}
+
+impl Value {
+    /// Its unit.
+    #[must_use]
+    pub fn unit(self) -> &'static str {
+        match self {
+            Value::Rate | Value::PagesIn | Value::Timeline => "/s",
+            Value::Kept | Value::Dip => "%",
+            Value::Quantile(_) | Value::Mean | Value::Delegation => "ns",
+            Value::Seconds | Value::Recovery => "s",
+        }
+    }
+
+    /// Whether less of it is better.
+    #[must_use]
+    pub fn less_is_better(self) -> bool {
+        !matches!(self, Value::Rate | Value::PagesIn | Value::Timeline | Value::Kept | Value::Dip)
+    }
+
+    /// What it is, for an axis.
+    #[must_use]
+    pub fn label(self) -> String {
+        match self {
+            Value::Rate | Value::Timeline => "operations a second".into(),
+            Value::Kept => "throughput, % of all local".into(),
+            Value::PagesIn => "pages fetched a second".into(),
+            Value::Quantile(share) => format!(
+                "latency, {}th percentile",
+                crate::report::text::digits(share * 100.0).trim_end_matches('0').trim_end_matches('.')
+            ),
+            Value::Mean => "mean latency".into(),
+            Value::Seconds => "run time".into(),
+            Value::Recovery => "time until it is back".into(),
+            Value::Dip => "lowest rate, % of later".into(),
+            Value::Delegation => "time of a delegation".into(),
+        }
+    }
+}
+
+/// Numbers of the paper.
+#[derive(Debug)]
+pub struct Reference {
+    /// Of which system.
+    pub system: &'static str,
+    /// Where they stand: `§6.2`, `Table 6`.
+    pub section: &'static str,
+    /// What the text says, in its digits.
+    pub says: &'static str,
+    /// (x, y) on the plot's axes; empty where it has no place there: another machine's absolute numbers.
+    pub points: &'static [(f64, f64)],
+}
+
+/// Something that a paper claims and that is measured here.
+#[derive(Debug)]
+pub struct Claim {
+    /// What: "throughput that is kept with 10 % far memory, PageRank".
+    pub what: &'static str,
+    /// The paper's system, and what it is set against if that is a ratio: `MAGE-Lib over Hermit`.
+    pub system: &'static str,
+    /// Where it stands.
+    pub section: &'static str,
+    /// The paper's number; `None` where its text has none, and only says which is better.
+    pub papers: Option<f64>,
+    /// What is set beside it.
+    pub ours: Ours,
+    /// Why it does not agree, if it does not: the setups' differences, which are known beforehand.
+    pub why: &'static str,
+}
+
+/// What is measured for a claim.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Ours {
+    /// A number as it is.
+    Level(Term),
+    /// How many times better the first is than the second.
+    Times(Term, Term),
+    /// The same in percent: how much of the second's speed the first has.
+    Percent(Term, Term),
+}
+
+/// A number of a series at a point.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Term {
+    /// The panel.
+    pub panel: &'static str,
+    /// What of its runs.
+    pub value: Value,
+    /// The series: a target's label, and behind a comma its variant.
+    pub series: &'static str,
+    /// The point.
+    pub x: f64,
+}
+
+/// All figures, paper by paper.
+pub fn all() -> impl Iterator<Item = &'static Figure> {
+    [mage::FIGURES, extmem::FIGURES, adios::FIGURES, scaleswap::FIGURES].into_iter().flatten().copied()
+}
+
+/// The figure of this name.
+///
+/// # Errors
+/// There is none: one line with those that there are.
+pub fn find(name: &str) -> Result<&'static Figure, String> {
+    let names = || all().map(|figure| figure.name).collect::<Vec<_>>().join(", ");
+    all()
+        .find(|figure| figure.name == name)
+        .ok_or_else(|| format!("no figure is called {name:?}: there are {}, or all for each of them", names()))
+}
+
+impl Figure {
+    /// `MAGE, Figure 9`.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("{}, {}", self.paper.name, self.number)
+    }
+
+    /// Its panel of this name.
+    #[must_use]
+    pub fn panel(&self, key: &str) -> Option<&'static Panel> {
+        self.panels.iter().find(|panel| panel.key == key)
+    }
+
+    /// Whether the device has to be measured for it.
+    #[must_use]
+    pub fn needs_device(&self) -> bool {
+        self.panels.iter().any(|panel| panel.ideal == Some(Latency::Device))
+    }
+
+    /// Whether it takes `farshore-serve`.
+    #[must_use]
+    pub fn needs_server(&self) -> bool {
+        self.panels.iter().any(|panel| matches!(panel.runs, Runs::Served { .. }))
+    }
+}
+
+/// A comparison of its own at each point.
+const fn only(far: f64, targets: fn(f64) -> String) -> Variant {
+    Variant { key: "", far, lifted: false, targets }
+}
+
+/// A number of a series at a point.
+const fn term(panel: &'static str, value: Value, series: &'static str, x: f64) -> Term {
+    Term { panel, value, series, x }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! A figure's page, made from its raw rows alone.
+
+use farshore_command::page;
+use maud::{Markup, html};
+
+use super::judge::{self, Judged};
+use super::series::{self, Series};
+use super::{Figure, Panel, Plot, Value, draw};
+use crate::report::page::{STYLE, shown};
+use crate::report::{palette, tables, text};
+use crate::result::{Experiment, Results};
+
+/// The file of raw rows beside a page.
+pub const RAW: &str = "raw.json";
+
+/// The whole page.
+#[must_use]
+pub fn page(results: &Results, figure: &'static Figure) -> String {
+    let judged = judge::all(results, figure);
+    let title = format!("{}: {}", figure.place(), figure.title);
+    let body = html! {
+        (head(results, figure, &title))
+        main {
+            (verdicts(&judged))
+            @for panel in figure.panels { (section(results, figure, panel)) }
+            (paper(figure))
+            section id="machine" {
+                h2 { "Where it was measured" }
+                div.pair { (tables::machine(&results.machine)) @if results.device.is_some() { (tables::limits(results.device.as_ref())) } }
+            }
+            (reading())
+        }
+    };
+    page::page(&title, &[&palette::css(), STYLE], &body)
+}
+
+/// Whether some of it was made by the quick form.
+#[must_use]
+pub fn is_quick(results: &Results) -> bool {
+    results.experiments.iter().filter_map(|experiment| experiment.paper.as_ref()).any(|point| point.quick)
+}
+
+fn head(results: &Results, figure: &Figure, title: &str) -> Markup {
+    let machine = &results.machine;
+    let cpus = format!("{} processors", machine.cpus);
+    let place =
+        [machine.cpu.clone(), cpus, text::bytes(machine.memory_bytes), format!("Linux {}", machine.kernel), machine.disk.clone()];
+    html! {
+        header {
+            h1 { (title) }
+            p.when { (figure.name) " · " (results.date) " · version " (results.version) " · " a href=(RAW) { "raw rows" } " · " a href="../index.html" { "all figures" } }
+            p.where { (place.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")) }
+            @if !results.command.is_empty() { pre { code { (text::command(&results.command)) } } }
+            @if is_quick(results) {
+                p.note { strong { "Quick form. " } "It shows that everything works. Its numbers are no results." }
+            }
+            @for (name, reason) in &results.skipped {
+                p.note { strong { (name) } " was not measured: " (reason) }
+            }
+        }
+    }
+}
+
+fn verdicts(judged: &[Judged]) -> Markup {
+    let [agrees, differs] = judge::sentences(judged);
+    html! {
+        section id="summary" {
+            h2 { "Paper and Farshore" }
+            p.agrees { (agrees) }
+            p.differs { (differs) }
+            div.scroll {
+                table.claims {
+                    thead { tr { th scope="col" { "what" } th scope="col" { "of" } th.number scope="col" { "paper" } th scope="col" { "in" } th.number scope="col" { "here (interval)" } th scope="col" { "verdict" } } }
+                    tbody {
+                        @for one in judged {
+                            tr {
+                                th scope="row" { (one.claim.what) }
+                                td { (one.claim.system) }
+                                td.number { (judge::papers(one.claim)) }
+                                td { (one.claim.section) }
+                                td.number.main { (judge::ours(one)) }
+                                td { (verdict(one)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A verdict in its colour.
+pub(super) fn verdict(judged: &Judged) -> Markup {
+    let class = match judged.verdict.agrees() {
+        Some(true) => "faster",
+        Some(false) if judged.verdict != judge::Verdict::Open => "slower",
+        _ => "same",
+    };
+    html! { span class={ "verdict " (class) } { (judged.verdict.words()) } }
+}
+
+fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {
+    let experiments = series::experiments(results, figure, panel.key);
+    html! {
+        section id=(panel.key) {
+            h2 { (panel.title) }
+            @if let Some(first) = experiments.first() {
+                p.facts { (facts(first)) }
+                pre { code { (text::command(&first.arguments)) } }
+            }
+            @for words in complaints(&experiments, panel) { p.note { (words) } }
+            div.plots { @for attempt in draw::panel(results, figure, panel) { (shown(&attempt)) } }
+            @for plot in panel.plots { @if plot.value != Value::Timeline { (points(results, &experiments, panel, plot)) } }
+            @for experiment in &experiments {
+                details { summary { (at(experiment, panel)) ": each round" } (tables::targets(experiment)) (tables::rounds(experiment)) }
+            }
+        }
+    }
+}
+
+fn facts(experiment: &Experiment) -> String {
+    let mut facts = vec![format!("{} of data", text::bytes(experiment.data_bytes))];
+    if experiment.threads > 0 {
+        facts.push(format!("{} thread{}", experiment.threads, if experiment.threads == 1 { "" } else { "s" }));
+    }
+    facts.push("the command line is that of the first point".into());
+    facts.join(" · ")
+}
+
+/// Which point an experiment is.
+fn at(experiment: &Experiment, panel: &Panel) -> String {
+    let Some(point) = &experiment.paper else { return String::new() };
+    let variant = if point.variant.is_empty() { String::new() } else { format!(", {}", point.variant) };
+    format!("{} {}{variant}", panel.x.label, text::short(&text::metric(point.shown)))
+}
+
+/// Rounds that do not count.
+fn complaints(experiments: &[&Experiment], panel: &Panel) -> Vec<String> {
+    let of = |experiment: &&Experiment| {
+        let place = at(experiment, panel);
+        let bad = experiment.targets.iter().filter_map(|target| {
+            let bad: Vec<&str> = target.rounds.iter().filter_map(|round| round.wrong.first()).map(String::as_str).collect();
+            let first = bad.first()?.to_string();
+            Some(format!("{}: {} of {} rounds of {} do not count: {first}", place, bad.len(), target.rounds.len(), target.label))
+        });
+        bad.collect::<Vec<_>>()
+    };
+    experiments.iter().flat_map(of).collect()
+}
+
+/// The points of a plot in numbers.
+fn points(results: &Results, experiments: &[&Experiment], panel: &Panel, plot: &Plot) -> Markup {
+    let all = series::all(experiments, plot.value);
+    let ideal = matches!(plot.value, Value::Kept | Value::Rate)
+        .then(|| series::ideal(results, experiments, panel, plot.value).ok())
+        .flatten();
+    let mut places: Vec<f64> = all.iter().flat_map(|series| &series.points).map(|point| point.shown).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    let cell = |series: &Series, place: f64| {
+        let point = series.points.iter().find(|point| point.shown.total_cmp(&place).is_eq());
+        point.map_or_else(String::new, |point| {
+            let show = |value| text::quantity(value, plot.value.unit());
+            format!("{} ({}–{})", show(point.middle.median), show(point.middle.low), show(point.middle.high))
+        })
+    };
+    let of_ideal = |place: f64| {
+        let line = ideal.as_ref()?.iter().find(|(x, _)| x.total_cmp(&place).is_eq())?;
+        let first = all.first()?.points.iter().find(|point| point.shown.total_cmp(&place).is_eq())?;
+        Some(format!("{}\u{a0}%", text::digits(first.middle.median / line.1 * 100.0)))
+    };
+    html! {
+        @if !all.is_empty() {
+            div.scroll {
+                table {
+                    caption { (plot.title) ": " (plot.value.label()) ", median (interval)" }
+                    thead {
+                        tr {
+                            th.number scope="col" { (panel.x.label) }
+                            @for series in &all { th.number scope="col" { (series.label) } }
+                            @if ideal.is_some() { th.number scope="col" { "the first, of the ideal" } }
+                        }
+                    }
+                    tbody {
+                        @for place in places {
+                            tr {
+                                th.number scope="row" { (text::short(&text::metric(place))) }
+                                @for series in &all { td.number { (cell(series, place)) } }
+                                @if ideal.is_some() { td.number { (of_ideal(place).unwrap_or_default()) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn paper(figure: &Figure) -> Markup {
+    let references = figure.panels.iter().flat_map(|panel| {
+        panel.plots.iter().flat_map(move |plot| plot.references.iter().map(move |reference| (panel, reference)))
+    });
+    html! {
+        section id="paper" {
+            h2 { "What the paper has" }
+            p { (figure.paper.title) }
+            p { strong { "There. " } (figure.there) }
+            p { strong { "Here. " } (figure.here) }
+            div.scroll {
+                table {
+                    caption { "Digits of its text and tables" }
+                    thead { tr { th scope="col" { "panel" } th scope="col" { "system" } th scope="col" { "section" } th scope="col" { "what it says" } } }
+                    tbody { @for (panel, reference) in references { tr { th scope="row" { (panel.title) } td { (reference.system) } td { (reference.section) } td { (reference.says) } } } }
+                }
+            }
+        }
+    }
+}
+
+fn reading() -> Markup {
+    html! {
+        section id="reading" {
+            h2 { "How to read this" }
+            ul {
+                li { "All targets of a point ran the same program with the same options. They took turns, round by round; a warm-up before the first round is not counted." }
+                li { "A mark is the median over the good rounds, its line the interval. A round is good if the program ended well and its data were right." }
+                li { (judge::RULE) }
+                li { "The ideal line is T0 + L × F: the time with all memory local, plus the latency of far memory for each page that the slowest thread of the first target waited for (MAGE, §3.1)." }
+                li { "The paper's numbers are digits of its text or tables. Nothing is read off its drawings. Absolute numbers of its machines are in the table and in no plot." }
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! ScaleSwap (Ahn, Yu, Lee, Son: A Scalable OS Swap System for All-Flash Swap Arrays).
+
+use super::Ours::{Percent, Times};
+use super::Value::{Delegation, Rate};
+use super::{Across, Claim, Figure, Panel, Paper, Plot, Reference, Runs, Vary, only, term};
+use crate::report::axis::Scale;
+
+const SCALESWAP: Paper = Paper { name: "ScaleSwap", title: "ScaleSwap: A Scalable OS Swap System for All-Flash Swap Arrays" };
+
+/// All of them.
+pub const FIGURES: &[&Figure] = &[&TWELVE, &SIX];
+
+static TWELVE: Figure = Figure {
+    name: "scaleswap-12",
+    paper: &SCALESWAP,
+    number: "Figure 12",
+    title: "throughput over swap spaces, with and without cores that own theirs",
+    there: "A stress program writes and reads 288 GB with 128 threads on 128 cores; 1 to 8 NVMe SSDs, 128 swap files.",
+    here: "The same program over 96 MiB with 8 threads, half local. Spaces: 1 to 8 of delay:100us, which wait side by side, with per-core lists and extents and without (--ablate partitions). Files: 1 to 4 on the one disk that there is, against Linux swap on as many.",
+    panels: &[
+        Panel {
+            key: "spaces",
+            title: "Spaces that are independent (delay:100us)",
+            x: Across { label: "swap spaces", scale: Scale::Log2, points: &[1.0, 2.0, 4.0, 8.0], quick: &[1.0, 8.0] },
+            runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Targets, variants: &[only(50.0, spaces)] },
+            run_seconds: 3.0,
+            ideal: None,
+            plots: &[Plot {
+                title: "Pages written and read",
+                value: Rate,
+                references: &[Reference {
+                    system: "ScaleSwap",
+                    section: "§5.2, Table 5",
+                    says: "1.31, 2.34, 2.85 and 3.41 times Linux with 1, 2, 4 and 8 SSDs; 8.13 GB/s with per-core LRU lists alone, 14.81 GB/s with all",
+                    points: &[],
+                }],
+            }],
+        },
+        Panel {
+            key: "files",
+            title: "Files on one disk",
+            x: Across { label: "swap files", scale: Scale::Log2, points: &[1.0, 2.0, 4.0], quick: &[4.0] },
+            runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Files, variants: &[only(50.0, files)] },
+            run_seconds: 5.0,
+            ideal: None,
+            plots: &[Plot {
+                title: "Pages written and read",
+                value: Rate,
+                references: &[Reference {
+                    system: "Linux",
+                    section: "§3.2",
+                    says: "about 4 GB/s whatever the number of SSDs",
+                    points: &[],
+                }],
+            }],
+        },
+    ],
+    claims: &[
+        Claim {
+            what: "what cores that own lists and extents give, 8 spaces",
+            system: "ScaleSwap over Linux, 8 SSDs",
+            section: "§5.2",
+            papers: Some(3.41),
+            ours: Times(term("spaces", Rate, "farshore", 8.0), term("spaces", Rate, "without per-core lists and extents", 8.0)),
+            why: "two cores have no lock to fight for: what 128 cores gain by not sharing cannot be seen here",
+        },
+        Claim {
+            what: "what 8 spaces give over one",
+            system: "ScaleSwap",
+            section: "§5.2",
+            papers: None,
+            ours: Times(term("spaces", Rate, "farshore", 8.0), term("spaces", Rate, "farshore", 1.0)),
+            why: "one space that waits for all its transfers side by side is no bottleneck: it has no limit of its own, as an SSD has",
+        },
+        Claim {
+            what: "over Linux swap, 4 files on one disk",
+            system: "ScaleSwap over Linux, 1 SSD",
+            section: "§5.2",
+            papers: Some(1.31),
+            ours: Times(term("files", Rate, "farshore", 4.0), term("files", Rate, "Linux swap", 4.0)),
+            why: "the disk is the bottleneck of both",
+        },
+    ],
+};
+
+const STRESS: &str = "stress --size 96M --threads 8 --passes 1";
+const QUICK: &str = "stress --size 24M --threads 8 --passes 1";
+
+fn spaces(count: f64) -> String {
+    let swaps = "swap=delay:100us+".repeat(crate::paper::plan::whole(count) as usize);
+    format!("farshore:{swaps}label=farshore,farshore:{swaps}ablate=partitions+label=without per-core lists and extents")
+}
+
+fn files(_: f64) -> String {
+    "farshore,linux-swap:label=Linux swap".into()
+}
+
+static SIX: Figure = Figure {
+    name: "scaleswap-t6",
+    paper: &SCALESWAP,
+    number: "Table 6",
+    title: "what full swap spaces cost",
+    there: "The stress program with 0 to 96 of 128 swap files full: cores whose file is full ask others for room (delegation).",
+    here: "96 MiB with 8 threads, half local, on four spaces of RAM, 0 to 3 of which hold no more than 4 MiB. Delegations and their time are Farshore's own counters.",
+    panels: &[Panel {
+        key: "full",
+        title: "Full spaces out of four",
+        x: Across { label: "full spaces of 4", scale: Scale::Linear, points: &[0.0, 1.0, 2.0, 3.0], quick: &[0.0, 3.0] },
+        runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Targets, variants: &[only(50.0, full)] },
+        run_seconds: 2.2,
+        ideal: None,
+        plots: &[
+            Plot {
+                title: "Pages written and read",
+                value: Rate,
+                references: &[Reference {
+                    system: "ScaleSwap",
+                    section: "Table 6",
+                    says: "14.81, 13.93, 13.88, 13.33 and 12.48 GB/s with 0, 16, 32, 64 and 96 of 128 files full",
+                    points: &[],
+                }],
+            },
+            Plot {
+                title: "Mean time of a delegation",
+                value: Delegation,
+                references: &[Reference {
+                    system: "ScaleSwap",
+                    section: "Table 6",
+                    says: "29.99, 50.60, 57.05, 72.27 and 81.76 ns",
+                    points: &[(0.0, 29.99), (0.5, 50.60), (1.0, 57.05), (2.0, 72.27), (3.0, 81.76)],
+                }],
+            },
+        ],
+    }],
+    claims: &[Claim {
+        what: "throughput with three quarters of the spaces full, in percent of none full",
+        system: "ScaleSwap",
+        section: "§5.7, Table 6",
+        papers: Some(84.3),
+        ours: Percent(term("full", Rate, "farshore", 3.0), term("full", Rate, "farshore", 0.0)),
+        why: "what is left writes one after the other what four spaces wrote side by side",
+    }],
+};
+
+fn full(count: f64) -> String {
+    let full = crate::paper::plan::whole(count) as usize;
+    let swaps = r"swap=ram\,size=4M+".repeat(full) + &"swap=ram+".repeat(4 - full.min(4));
+    format!("farshore:{swaps}label=farshore")
+}

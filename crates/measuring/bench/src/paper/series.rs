@@ -1,0 +1,195 @@
+//! From raw rows to points: which number each round has, and where the middle of them lies.
+//!
+//! A point is the median over the good rounds with an interval: by bootstrap from three rounds on, and the range below ([`crate::statistics`]). Numbers that are
+//! set against `native` are taken round by round.
+
+use std::collections::BTreeMap;
+
+use farshore_load::outcome::Outcome;
+
+use super::{Figure, Panel, Value};
+use crate::report::ideal;
+use crate::report::text::float;
+use crate::result::{Access, Device, DevicePoint, Experiment, Ratio, Results, Round, TargetResult};
+use crate::statistics;
+
+/// At this share of its later rate a workload that has changed is back.
+const BACK_AT: f64 = 0.9;
+/// Steps whose mean is the lowest rate: one alone may be luck.
+const DIP_STEPS: usize = 3;
+
+/// A number of each good round.
+pub type Rounds = BTreeMap<u32, f64>;
+
+/// A point of a series.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Point {
+    /// Where it is, as the registry has it.
+    pub x: f64,
+    /// Where it is on the axis.
+    pub shown: f64,
+    /// Median and interval.
+    pub middle: Ratio,
+}
+
+/// A series.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Series {
+    /// Target and variant.
+    pub label: String,
+    /// Its points, ascending.
+    pub points: Vec<Point>,
+}
+
+/// The experiments of a panel, ascending.
+#[must_use]
+pub fn experiments<'a>(results: &'a Results, figure: &Figure, panel: &str) -> Vec<&'a Experiment> {
+    let of = |experiment: &&Experiment| {
+        experiment.paper.as_ref().is_some_and(|point| point.figure == figure.name && point.panel == panel)
+    };
+    let mut found: Vec<&Experiment> = results.experiments.iter().filter(of).collect();
+    found.sort_by(|one, other| x(one).total_cmp(&x(other)));
+    found
+}
+
+/// Where it is, as the registry has it.
+#[must_use]
+pub fn x(experiment: &Experiment) -> f64 {
+    experiment.paper.as_ref().map_or(f64::NAN, |point| point.x)
+}
+
+/// What a series is called.
+#[must_use]
+pub fn label(experiment: &Experiment, target: &TargetResult) -> String {
+    match experiment.paper.as_ref().map(|point| point.variant.as_str()) {
+        Some(variant) if !variant.is_empty() => format!("{}, {variant}", target.label),
+        _ => target.label.clone(),
+    }
+}
+
+/// The series of some experiments, in the order in which they come first. `native`, which others are set against, is none for [`Value::Kept`].
+#[must_use]
+pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for experiment in experiments {
+        let targets = experiment.targets.iter().filter(|target| value != Value::Kept || target.kind != "native");
+        for target in targets {
+            let Some(middle) = middle(&rounds(experiment, target, value)) else { continue };
+            let shown = experiment.paper.as_ref().map_or(f64::NAN, |point| point.shown);
+            let (label, point) = (label(experiment, target), Point { x: x(experiment), shown, middle });
+            match series.iter_mut().find(|other| other.label == label) {
+                Some(other) => other.points.push(point),
+                None => series.push(Series { label, points: vec![point] }),
+            }
+        }
+    }
+    series
+}
+
+/// The number of each good round of a target.
+#[must_use]
+pub fn rounds(experiment: &Experiment, target: &TargetResult, value: Value) -> Rounds {
+    let native = |number: u32| {
+        let native = experiment.targets.iter().find(|target| target.kind == "native")?;
+        good(native).find(|round| round.number == number).and_then(|round| of_round(round, Value::Rate))
+    };
+    let number = |round: &Round| match value {
+        Value::Kept => Some(of_round(round, Value::Rate)? / native(round.number)? * 100.0),
+        _ => of_round(round, value),
+    };
+    let numbers = good(target).filter_map(|round| Some((round.number, number(round)?)));
+    numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect()
+}
+
+fn good(target: &TargetResult) -> impl Iterator<Item = &Round> {
+    target.rounds.iter().filter(|round| round.wrong.is_empty())
+}
+
+/// Median and interval; `None` without numbers.
+#[must_use]
+pub fn middle(rounds: &Rounds) -> Option<Ratio> {
+    let numbers: Vec<Option<f64>> = rounds.values().copied().map(Some).collect();
+    // Set against 1, each number is a ratio.
+    statistics::ratio(&numbers, &vec![Some(1.0); numbers.len()], false)
+}
+
+fn of_round(round: &Round, value: Value) -> Option<f64> {
+    let outcome = round.outcome.as_ref()?;
+    let counted = |name: &str| round.stats.as_ref()?.get("swap")?.get(name)?.as_f64();
+    match value {
+        Value::Rate | Value::Kept => (outcome.seconds > 0.0).then(|| float(outcome.operations) / outcome.seconds),
+        Value::PagesIn => {
+            let measured = round.measured.filter(|_| round.measured_seconds > 0.0)?;
+            Some(float(measured.pages_in) / round.measured_seconds)
+        }
+        Value::Quantile(share) => outcome.latency.quantile(share).map(float),
+        Value::Mean => {
+            let (sum, count) = outcome
+                .latency
+                .counts
+                .iter()
+                .fold((0.0, 0.0), |(sum, all), (ns, count)| (sum + float(*ns) * float(*count), all + float(*count)));
+            (count > 0.0).then(|| sum / count)
+        }
+        Value::Seconds => Some(outcome.seconds),
+        // Back at once is back within the step.
+        Value::Recovery => outcome.timeline.recovery(BACK_AT).map(|seconds| seconds.max(outcome.timeline.step_seconds)),
+        Value::Dip => dip(outcome),
+        Value::Delegation => Some(counted("delegation_ns")? / counted("delegations")?),
+        Value::Timeline => None,
+    }
+}
+
+/// The lowest rate after the last mark, in percent of the median of the last half of the time after it.
+fn dip(outcome: &Outcome) -> Option<f64> {
+    let timeline = &outcome.timeline;
+    let &(at, _) = timeline.marks.last()?;
+    let begins = |step: usize| float(step as u64) * timeline.step_seconds;
+    // The last step may be shorter.
+    let steps = timeline.operations.len().checked_sub(1)?;
+    let after: Vec<f64> = (0..steps).filter(|step| begins(*step) >= at).map(|step| float(timeline.operations[step])).collect();
+    let later = statistics::median(&after[after.len() / 2..])?;
+    let means = after.windows(DIP_STEPS).map(|steps| steps.iter().sum::<f64>() / float(DIP_STEPS as u64));
+    let lowest = means.fold(f64::INFINITY, f64::min);
+    // A rate of 0 is a number too: as a ratio it would be left out.
+    (later > 0.0 && lowest.is_finite()).then(|| (lowest / later * 100.0).max(0.1))
+}
+
+/// The ideal line of a panel, in operations a second or percent of all local: (shown, number).
+///
+/// # Errors
+/// Why there is none, for a reader.
+pub fn ideal(results: &Results, experiments: &[&Experiment], panel: &Panel, value: Value) -> Result<Vec<(f64, f64)>, String> {
+    let latency = panel.ideal.ok_or("it has no ideal line")?;
+    let delay;
+    let device = match latency {
+        super::Latency::Device => results.device.as_ref(),
+        super::Latency::Delay(ns) => {
+            delay = of_delay(ns);
+            Some(&delay)
+        }
+    };
+    let mut line = Vec::new();
+    let mut why = "no point was measured".to_string();
+    for experiment in experiments {
+        let found = ideal::line(&[*experiment], device, results.machine.cpus);
+        let point = found.map(|ideal| ideal.points.first().map(|(_, rate)| *rate));
+        let native = experiment.targets.iter().find(|target| target.kind == "native").and_then(|target| target.summary.as_ref());
+        match (point, native) {
+            (Ok(Some(rate)), Some(native)) => {
+                let number = if value == Value::Kept { rate / native.figure.median * 100.0 } else { rate };
+                line.extend(experiment.paper.as_ref().map(|point| (point.shown, number)).filter(|_| number.is_finite()));
+            }
+            (Err(reason), _) => why = reason,
+            _ => {}
+        }
+    }
+    if line.is_empty() { Err(why) } else { Ok(line) }
+}
+
+/// A device whose single reads take just so long.
+fn of_delay(ns: u64) -> Device {
+    let latency = farshore_load::outcome::Histogram { counts: vec![(ns, 1)] };
+    let point = DevicePoint { access: Access::RandomRead, depth: 1, pages_per_second: 1e9 / float(ns.max(1)), latency };
+    Device { file_bytes: 0, points: vec![point] }
+}

@@ -1,0 +1,148 @@
+use std::collections::BTreeSet;
+
+use super::plan::{PEAK, Plan};
+use super::*;
+use crate::args::{BenchArgs, Command, What};
+use crate::targets::spec;
+
+/// The options that `farshore bench paper` has without any.
+fn arguments() -> BenchArgs {
+    use clap::Parser;
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+    let Command::Bench(arguments) = Line::try_parse_from(["farshore", "bench", "paper"]).unwrap().command;
+    assert!(matches!(arguments.what, Some(What::Paper(_))));
+    *arguments
+}
+
+/// The series of a panel at a point.
+fn series_of(panel: &Panel, x: f64) -> BTreeSet<String> {
+    match &panel.runs {
+        Runs::Load { variants, .. } => {
+            let of = |variant: &Variant| {
+                let labels = spec::labels(&spec::parse_list(&(variant.targets)(x)).unwrap());
+                let named = |label: String| if variant.key.is_empty() { label } else { format!("{label}, {}", variant.key) };
+                labels.into_iter().map(named).collect::<Vec<_>>()
+            };
+            variants.iter().flat_map(of).collect()
+        }
+        Runs::Served { line, .. } => {
+            let words: Vec<&str> = line.split(' ').collect();
+            words.windows(2).filter(|pair| pair[0] == "--mode").map(|pair| pair[1].to_string()).collect()
+        }
+    }
+}
+
+fn terms(claim: &Claim) -> Vec<Term> {
+    match claim.ours {
+        Ours::Level(term) => vec![term],
+        Ours::Times(one, other) | Ours::Percent(one, other) => vec![one, other],
+    }
+}
+
+#[test]
+fn names_differ_and_say_of_which_paper() {
+    let names: BTreeSet<&str> = all().map(|figure| figure.name).collect();
+    assert_eq!(names.len(), all().count());
+    for figure in all() {
+        let paper = figure.paper.name.to_lowercase();
+        assert!(figure.name.starts_with(&format!("{paper}-")), "{}", figure.name);
+        let panels: BTreeSet<&str> = figure.panels.iter().map(|panel| panel.key).collect();
+        assert_eq!(panels.len(), figure.panels.len(), "{}", figure.name);
+    }
+    assert!(find("mage-9").is_ok());
+    let why = find("mage-99").unwrap_err();
+    assert!(why.contains("mage-99") && why.contains("adios-7") && why.contains("all"), "{why}");
+}
+
+#[test]
+fn each_figure_is_whole() {
+    let section = |text: &str| text.starts_with('§') || text.starts_with("Table ");
+    for figure in all() {
+        let name = figure.name;
+        assert!(!figure.panels.is_empty() && !figure.claims.is_empty(), "{name}");
+        assert!(figure.there.ends_with('.') && figure.here.ends_with('.'), "{name}: how it was there and is here");
+        for panel in figure.panels {
+            assert!(!panel.plots.is_empty() && !panel.x.label.is_empty(), "{name}: {}", panel.key);
+            assert!(
+                panel.x.quick.iter().all(|x| panel.x.points.contains(x)),
+                "{name}: {}: quick points are some of all",
+                panel.key
+            );
+            let references: Vec<&Reference> = panel.plots.iter().flat_map(|plot| plot.references).collect();
+            assert!(!references.is_empty(), "{name}: {}: what the paper says", panel.key);
+            for reference in references {
+                assert!(section(reference.section), "{name}: {}", reference.section);
+                let told = reference.says.chars().any(|letter| letter.is_ascii_digit()) || reference.says.contains("digits");
+                assert!(told, "{name}: digits, or that there are none: {}", reference.says);
+            }
+        }
+    }
+}
+
+#[test]
+fn claims_are_about_what_is_measured() {
+    for figure in all() {
+        for claim in figure.claims {
+            let at = format!("{}: {}", figure.name, claim.what);
+            assert!(claim.section.starts_with('§') && !claim.why.ends_with('.') && !claim.why.is_empty(), "{at}");
+            assert!(claim.papers.is_some() || matches!(claim.ours, Ours::Times(..)), "{at}: a level has the paper's number");
+            for term in terms(claim) {
+                let peak = term.panel.ends_with(PEAK);
+                let panel = figure.panel(term.panel.trim_end_matches(PEAK)).unwrap_or_else(|| panic!("{at}: {term:?}"));
+                assert!(series_of(panel, term.x).contains(term.series), "{at}: {term:?}: {:?}", series_of(panel, term.x));
+                let is = |points: &[f64]| points.iter().any(|x| (x - term.x).abs() < 1e-9);
+                assert!(peak || is(panel.x.points) && is(panel.x.quick), "{at}: {term:?}");
+                let native = series_of(panel, term.x).contains("native");
+                assert!(term.value != Value::Kept || native, "{at}: nothing to set it against");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_figure_can_be_planned_and_takes_no_more_than_ten_minutes() {
+    let arguments = arguments();
+    for figure in all() {
+        for quick in [false, true] {
+            let made = Plan::new(figure, quick, &arguments, "/here/farshore-serve".into());
+            let made = made.unwrap_or_else(|why| panic!("{}: {why}", figure.name));
+            let needs = made.needs();
+            let names: BTreeSet<&str> = needs.iter().map(|experiment| experiment.name.as_str()).collect();
+            assert!(!needs.is_empty() && names.len() == needs.len(), "{}: {names:?}", figure.name);
+        }
+        let (full, quick) = (plan::seconds(figure, 5, false), plan::seconds(figure, 1, true));
+        assert!((30.0..=600.0).contains(&full), "{}: {full} s", figure.name);
+        assert!(quick <= 60.0, "{}: {quick} s", figure.name);
+    }
+}
+
+#[test]
+fn a_point_sets_memory_threads_files_and_the_limit_that_is_lifted() {
+    let arguments = arguments();
+    let needs = |name| Plan::new(find(name).unwrap(), false, &arguments, "/s".into()).unwrap().needs();
+    let grid = needs("mage-9").into_iter().find(|experiment| experiment.name == "mage-9, grid, 30").unwrap();
+    assert_eq!(grid.memory_bytes, crate::plan::percent_of(96 << 20, 70.0));
+    assert_eq!(grid.paper.as_ref().map(|point| (point.panel.as_str(), point.x, point.quick)), Some(("grid", 30.0, false)));
+    let alone = needs("mage-5").into_iter().find(|experiment| experiment.name == "mage-5, read, 8, faults alone").unwrap();
+    assert_eq!((alone.threads(), alone.memory_bytes), (8, crate::plan::percent_of(96 << 20, 10.0)));
+    assert_eq!(alone.raised, Some(192 << 20));
+    let program = alone.program("load".as_ref(), "/d".as_ref(), 1, 0);
+    assert!(matches!(program, crate::measure::Program::Raised { memory_bytes, .. } if memory_bytes == 192 << 20), "{program:?}");
+    let files = needs("scaleswap-12").into_iter().find(|experiment| experiment.name == "scaleswap-12, files, 4").unwrap();
+    assert_eq!((files.swap_files, files.raised), (4, None));
+    let spaces = needs("scaleswap-12").into_iter().find(|experiment| experiment.name == "scaleswap-12, spaces, 8").unwrap();
+    assert_eq!(spaces.targets[0].to_string().matches("swap=delay:100us").count(), 8);
+}
+
+#[test]
+fn the_list_has_each_figure_and_its_minutes() {
+    let list = text::list(5, false, 200);
+    for figure in all() {
+        assert!(list.lines().any(|line| line.starts_with(figure.name)), "{}: {list}", figure.name);
+    }
+    assert!(list.contains("minutes") && list.contains("root for Linux swap"), "{list}");
+}
