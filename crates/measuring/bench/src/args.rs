@@ -59,7 +59,8 @@ pub struct BenchArgs {
     ///   farshore[:OPTION[+OPTION]...]
     ///                          farshore run; OPTION is KEY=VALUE with an option of farshore run
     ///                          (prefetch=none, evictors=2, swap=delay:10us; swap=dir for a file
-    ///                          below --dir), or build=PATH for another build's command;
+    ///                          below --dir, swap=dir\,size=1G for one that is no larger), or
+    ///                          build=PATH for another build's command;
     ///   linux-swap             a memory cgroup (v1 or v2), and swap files in the same directory;
     ///   zram                   the same cgroup, and compressed RAM with lz4;
     ///   zswap                  the same swap files behind the kernel's compressed cache;
@@ -260,9 +261,9 @@ Examples:
   farshore bench paper mage-9 --from results/paper/mage-9/raw.json --out page
       the page once more, after a reason or the rule has changed
 
-A page has the plots with the paper's axes, the paper's numbers (digits of its text) as hollow marks,
-medians with intervals, a verdict for each claim by a rule that the page states, and two sentences:
-what agrees, and what does not and why. Sizes are scaled to a small machine; each page says how.
+A page has the plots with the paper's axes, the paper's numbers (digits of its text) as hollow
+marks, medians with intervals, a verdict for each claim by a rule that the page states, and two
+sentences: what agrees, and what does not and why. Sizes are scaled; each page says how.
 
 Not for this: --against, --builds, --sweep, --memory, --pool, --swap-size, --swap-files, --json,
 --report, --results.";

@@ -25,7 +25,10 @@ pub struct Need {
 pub fn need(experiment: &Experiment, uses_device: &dyn Fn(&Spec) -> bool) -> Need {
     let data = experiment.data_bytes();
     // A graph is made once, and lies in the directory.
-    let mut need = Need { memory_bytes: 0, disk_bytes: if experiment.workload() == "pagerank" { data } else { 0 } };
+    let mut need = Need {
+        memory_bytes: 0,
+        disk_bytes: if matches!(experiment.workload().as_str(), "pagerank" | "bfs" | "cc") { data } else { 0 },
+    };
     for target in &experiment.targets {
         // One runs at a time, but swap files stay from round to round.
         let (memory, disk) = match target.kind() {

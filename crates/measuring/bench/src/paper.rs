@@ -123,7 +123,7 @@ pub enum Runs {
     Served {
         /// Service and options.
         line: &'static str,
-        /// More options, for the quick form.
+        /// The same for the quick form.
         quick: &'static str,
         /// What a point is.
         over: Over,

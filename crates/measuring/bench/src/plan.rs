@@ -213,7 +213,7 @@ impl Experiment {
                 Workload::Grid(_) => a_second("look-ups"),
                 Workload::Scan(_) | Workload::Stress(_) => a_second("pages"),
                 Workload::Phase(_) => a_second("pairs"),
-                Workload::Pagerank(_) => a_second("edges"),
+                Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) => a_second("edges"),
             },
         }
     }
@@ -283,13 +283,16 @@ impl Experiment {
             common.warmup = 0.0;
         }
         match &mut workload {
-            Workload::Pagerank(pagerank) => {
-                // One graph for all rounds: making it takes longer than ranking it.
-                pagerank.common.seed = pagerank.common.seed.wrapping_sub(u64::from(number.saturating_sub(1)));
-                pagerank.graph = Some(graph_file(directory));
-            }
             Workload::Kv(kv) => return service(load, directory, kv),
+            Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) => {
+                // One graph for all rounds: making it takes longer than working on it.
+                let common = workload.common_mut();
+                common.seed = common.seed.wrapping_sub(u64::from(number.saturating_sub(1)));
+            }
             _ => {}
+        }
+        if let Some((graph, _)) = workload.graph_mut() {
+            *graph = Some(graph_file(directory));
         }
         let words = events(load, &workload);
         match self.raised {
@@ -302,11 +305,10 @@ impl Experiment {
     #[must_use]
     pub fn preparation(&self, load: &Path, directory: &Path) -> Option<Vec<OsString>> {
         let Subject::Workload(workload) = &self.subject else { return None };
-        let Workload::Pagerank(pagerank) = workload.as_ref() else { return None };
-        let mut pagerank = pagerank.clone();
-        pagerank.graph = Some(graph_file(directory));
-        pagerank.only_graph = true;
-        Some(events(load, &Workload::Pagerank(pagerank)))
+        let mut workload = workload.as_ref().clone();
+        let (graph, only_graph) = workload.graph_mut()?;
+        (*graph, *only_graph) = (Some(graph_file(directory)), true);
+        Some(events(load, &workload))
     }
 }
 

@@ -14,8 +14,7 @@ use crate::uthread::course::Course;
 use crate::{canonical, compare, machine, output, table, uthread};
 
 /// What can be measured, for messages.
-pub const THERE_IS: &str =
-    "random, scan, hotset, gups-move, phase, pagerank, stress, grid, tree, kv, canonical, families, paper, uthread or device";
+pub const THERE_IS: &str = "random, scan, hotset, gups-move, phase, pagerank, bfs, cc, stress, grid, tree, kv, canonical, families, paper, uthread or device";
 /// What is compared where nothing is said.
 const USUAL: &str = "farshore,linux-swap";
 /// The server of `uthread`, and what says where it is.

@@ -105,7 +105,7 @@ fn generate(open: &Open, events: bool) -> ExitCode {
 /// What cannot be told from one option alone.
 fn check(workload: &Workload) -> Result<(), String> {
     let common = workload.common();
-    let in_pages = !matches!(workload, Workload::Pagerank(_) | Workload::Kv(_));
+    let in_pages = !matches!(workload, Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) | Workload::Kv(_));
     if in_pages && common.size < LEAST {
         return Err(format!("--size {} is too little: give at least {LEAST}", common.size));
     }
@@ -157,6 +157,8 @@ fn run(workload: &Workload, report: &mut Report) -> Result<Outcome, String> {
         Workload::GupsMove(args) => work::gups::run(args, report),
         Workload::Phase(args) => work::phase::run(args, report),
         Workload::Pagerank(args) => work::pagerank::run(args, report),
+        Workload::Bfs(args) => work::bfs::run(args, report),
+        Workload::Cc(args) => work::components::run(args, report),
         Workload::Stress(args) => work::stress::run(args, report),
         Workload::Grid(args) => work::grid::run(args, report),
         Workload::Tree(args) => work::tree::run(args, report),

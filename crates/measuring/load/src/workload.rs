@@ -2,11 +2,11 @@
 //! gives them back as words.
 //!
 //! The workloads are those of the papers whose results they are set against: `random` and `hotset` (ExtMem §4.1, mmapbench),
-//! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.2: GAP),
+//! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.3: GAP), `bfs` (ScaleSwap §5.3) and `cc` (GAP),
 //! `stress` (ScaleSwap §5), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -27,6 +27,10 @@ pub enum Workload {
     Phase(PhaseArgs),
     /// PageRank of a Kronecker graph
     Pagerank(Pagerank),
+    /// Breadth-first searches of a Kronecker graph
+    Bfs(Search),
+    /// Connected components of a Kronecker graph
+    Cc(Search),
     /// Every thread writes memory of its own and reads it back
     Stress(Stress),
     /// XSBench's look-ups of cross sections on a unionised grid
@@ -157,6 +161,29 @@ pub struct Pagerank {
     pub only_graph: bool,
 }
 
+/// `bfs` and `cc`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Search {
+    #[command(flatten)]
+    /// Size (the graph is the largest that fits) and threads.
+    pub common: Common,
+    /// Vertices as a power of two, in place of --size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=30))]
+    pub scale: Option<u32>,
+    /// Edges drawn for each vertex
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub degree: u32,
+    /// How often the graph is searched: bfs, each time from another vertex; cc, from the start
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub trials: u32,
+    /// Read the graph from FILE; if it is not there, make it and write it there
+    #[arg(long, value_name = "FILE")]
+    pub graph: Option<PathBuf>,
+    /// Only make the file of --graph
+    #[arg(long, requires = "graph")]
+    pub only_graph: bool,
+}
+
 /// `stress`.
 #[derive(Args, Clone, PartialEq, Debug)]
 pub struct Stress {
@@ -239,16 +266,35 @@ impl Pagerank {
     /// # Errors
     /// None fits: one line.
     pub fn graph_scale(&self) -> Result<u32, String> {
-        let bytes = |scale: u32| Bytes(Self::most_bytes(scale, self.degree));
-        let (size, least) = (self.common.size, 4);
-        let fitting = || (least..=30).rev().find(|scale| bytes(*scale) <= size);
-        self.scale.or_else(fitting).ok_or_else(|| {
-            let (degree, smallest) = (self.degree, bytes(least));
-            format!(
-                "no graph of degree {degree} fits into {size}: the smallest takes {smallest}; give more --size or less --degree"
-            )
-        })
+        graph_scale(self.scale, self.common.size, self.degree, Self::most_bytes)
     }
+}
+
+impl Search {
+    /// Memory of the graph with what a search keeps at most, in bytes: four bytes a vertex for each search of `bfs`, and eight for `cc`.
+    #[must_use]
+    pub fn most_bytes(scale: u32, degree: u32, trials: u32) -> u64 {
+        (1_u64 << scale) * (8 * u64::from(degree) + 8 + 4 * u64::from(trials.max(2))) + 8
+    }
+
+    /// As [`Pagerank::graph_scale`].
+    ///
+    /// # Errors
+    /// None fits: one line.
+    pub fn graph_scale(&self) -> Result<u32, String> {
+        graph_scale(self.scale, self.common.size, self.degree, |scale, degree| Self::most_bytes(scale, degree, self.trials))
+    }
+}
+
+/// A graph's scale: as asked for, or that of the largest one that fits.
+fn graph_scale(asked: Option<u32>, size: Bytes, degree: u32, most_bytes: impl Fn(u32, u32) -> u64) -> Result<u32, String> {
+    let bytes = |scale: u32| Bytes(most_bytes(scale, degree));
+    let least = 4;
+    let fitting = || (least..=30).rev().find(|scale| bytes(*scale) <= size);
+    asked.or_else(fitting).ok_or_else(|| {
+        let smallest = bytes(least);
+        format!("no graph of degree {degree} fits into {size}: the smallest takes {smallest}; give more --size or less --degree")
+    })
 }
 
 impl Workload {
@@ -258,6 +304,10 @@ impl Workload {
         match self {
             Workload::Pagerank(pagerank) => {
                 pagerank.graph_scale().map_or(pagerank.common.size.0, |scale| Pagerank::most_bytes(scale, pagerank.degree))
+            }
+            Workload::Bfs(search) | Workload::Cc(search) => {
+                let most = |scale| Search::most_bytes(scale, search.degree, search.trials);
+                search.graph_scale().map_or(search.common.size.0, most)
             }
             _ => self.common().size.0,
         }
@@ -273,6 +323,8 @@ impl Workload {
             Workload::GupsMove(_) => "gups-move",
             Workload::Phase(_) => "phase",
             Workload::Pagerank(_) => "pagerank",
+            Workload::Bfs(_) => "bfs",
+            Workload::Cc(_) => "cc",
             Workload::Stress(_) => "stress",
             Workload::Grid(_) => "grid",
             Workload::Tree(_) => "tree",
@@ -290,6 +342,8 @@ impl Workload {
             | Workload::GupsMove(GupsMove { common, .. })
             | Workload::Phase(PhaseArgs { common, .. })
             | Workload::Pagerank(Pagerank { common, .. })
+            | Workload::Bfs(Search { common, .. })
+            | Workload::Cc(Search { common, .. })
             | Workload::Stress(Stress { common, .. })
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
@@ -306,10 +360,22 @@ impl Workload {
             | Workload::GupsMove(GupsMove { common, .. })
             | Workload::Phase(PhaseArgs { common, .. })
             | Workload::Pagerank(Pagerank { common, .. })
+            | Workload::Bfs(Search { common, .. })
+            | Workload::Cc(Search { common, .. })
             | Workload::Stress(Stress { common, .. })
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
+        }
+    }
+
+    /// Where its graph comes from and whether it only makes that, for those that have one.
+    pub fn graph_mut(&mut self) -> Option<(&mut Option<PathBuf>, &mut bool)> {
+        match self {
+            Workload::Pagerank(Pagerank { graph, only_graph, .. })
+            | Workload::Bfs(Search { graph, only_graph, .. })
+            | Workload::Cc(Search { graph, only_graph, .. }) => Some((graph, only_graph)),
+            _ => None,
         }
     }
 
@@ -343,17 +409,12 @@ impl Workload {
             }
             Workload::Phase(_) | Workload::Grid(_) => {}
             Workload::Pagerank(pagerank) => {
-                if let Some(scale) = pagerank.scale {
-                    words.option("scale", scale);
-                }
-                words.option("degree", pagerank.degree);
                 words.option("iterations", pagerank.iterations);
-                if let Some(graph) = &pagerank.graph {
-                    words.option("graph", graph.display());
-                }
-                if pagerank.only_graph {
-                    words.0.push("--only-graph".into());
-                }
+                words.graph(pagerank.scale, pagerank.degree, pagerank.graph.as_deref(), pagerank.only_graph);
+            }
+            Workload::Bfs(search) | Workload::Cc(search) => {
+                words.option("trials", search.trials);
+                words.graph(search.scale, search.degree, search.graph.as_deref(), search.only_graph);
             }
             Workload::Stress(stress) => words.option("passes", stress.passes),
             Workload::Tree(tree) => words.option("mode", tree.mode),
@@ -377,6 +438,19 @@ struct Words(Vec<String>);
 impl Words {
     fn option(&mut self, name: &str, value: impl fmt::Display) {
         self.0.push(format!("--{name}={value}"));
+    }
+
+    fn graph(&mut self, scale: Option<u32>, degree: u32, file: Option<&Path>, only: bool) {
+        if let Some(scale) = scale {
+            self.option("scale", scale);
+        }
+        self.option("degree", degree);
+        if let Some(file) = file {
+            self.option("graph", file.display());
+        }
+        if only {
+            self.0.push("--only-graph".into());
+        }
     }
 }
 
@@ -460,6 +534,20 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_graph_that_fits_a_search() {
+        let search =
+            |line: &str| match Line::try_parse_from(std::iter::once("x").chain(line.split(' '))).map(|line| line.workload) {
+                Ok(Workload::Bfs(search)) => search,
+                other => panic!("{:?}", other.map_err(|error| error.to_string())),
+            };
+        let bytes = Search::most_bytes(12, 16, 4);
+        assert_eq!(search(&format!("bfs --size {bytes}")).graph_scale(), Ok(12));
+        assert_eq!(search(&format!("bfs --size {}", bytes - 1)).graph_scale(), Ok(11));
+        assert_eq!(Workload::Bfs(search("bfs --scale 12")).data_bytes(), bytes);
+        assert!(search("bfs --size 1000").graph_scale().unwrap_err().contains("degree 16"));
+    }
+
+    #[test]
     fn the_words_say_the_same() {
         for line in [
             "random --size 1G --threads 8 --run-length 512 --mode read",
@@ -468,6 +556,8 @@ mod tests {
             "gups-move --zipf 1.2 --first-region 50",
             "phase --size 1536K",
             "pagerank --scale 20 --degree 8 --iterations 3 --graph /x/g --only-graph",
+            "bfs --scale 12 --degree 4 --trials 2 --graph /x/g --only-graph",
+            "cc --size 3M --trials 7",
             "stress --passes 1",
             "grid --size 64M --threads 2",
             "tree --mode read --size 32M",

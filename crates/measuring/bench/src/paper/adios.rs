@@ -34,7 +34,7 @@ static SEVEN: Figure = Figure {
         x: LOADS,
         runs: Runs::Served {
             line: "array --data 128M --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
-            quick: "--data 32M --seconds 0.5 --warmup 0.1",
+            quick: "array --data 32M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
             over: Over::Load,
         },
         run_seconds: 3.3,
@@ -100,7 +100,7 @@ static EIGHT: Figure = Figure {
         },
         runs: Runs::Served {
             line: "array --data 128M --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1",
-            quick: "--data 32M --seconds 0.5 --warmup 0.1",
+            quick: "array --data 32M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1",
             over: Over::Local,
         },
         run_seconds: 3.3,
@@ -160,7 +160,7 @@ static TEN: Figure = Figure {
         x: Across { points: &[40.0, 60.0, 80.0, 100.0], ..LOADS },
         runs: Runs::Served {
             line: "kv --data 64M --value-size 1024 --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
-            quick: "--data 16M --seconds 0.5 --warmup 0.1",
+            quick: "kv --data 16M --value-size 1024 --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
             over: Over::Load,
         },
         run_seconds: 4.5,
@@ -220,7 +220,7 @@ static ELEVEN: Figure = Figure {
         x: Across { points: &[40.0, 60.0, 80.0, 100.0], ..LOADS },
         runs: Runs::Served {
             line: "scan --data 64M --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
-            quick: "--data 16M --seconds 0.5 --warmup 0.1",
+            quick: "scan --data 16M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
             over: Over::Load,
         },
         run_seconds: 4.0,

@@ -34,7 +34,7 @@ static FOUR: Figure = Figure {
         x: THREADS,
         runs: Runs::Load {
             line: "scan --size 64M --passes 2",
-            quick: "scan --size 16M --passes 1",
+            quick: "scan --size 48M --passes 1",
             vary: Vary::Threads,
             variants: &[only(90.0, deliveries)],
         },
@@ -206,7 +206,7 @@ static SEVEN: Figure = Figure {
         x: Across { label: "far memory, % of the data", scale: Scale::Linear, points: &[25.0, 50.0, 75.0], quick: &[50.0] },
         runs: Runs::Load {
             line: "pagerank --scale 18 --threads 2 --iterations 10",
-            quick: "pagerank --scale 14 --threads 2 --iterations 3",
+            quick: "pagerank --scale 17 --threads 2 --iterations 2",
             vary: Vary::Far,
             variants: &[only(0.0, ranked)],
         },

@@ -64,8 +64,9 @@ impl Plan {
                     .flat_map(|x| variants.iter().map(move |variant| experiment(figure, panel, quick, line, *vary, variant, *x)));
                 made.collect::<Result<_, _>>().map(Part::Load)
             }
-            Runs::Served { line, quick: more, over } => {
-                let words = ["paper"].into_iter().chain(line.split(' ')).chain(more.split(' ').filter(|_| quick));
+            Runs::Served { line, quick: quick_line, over } => {
+                let line = if quick { quick_line } else { line };
+                let words = std::iter::once("paper").chain(line.split(' '));
                 let arguments = ServedLine::try_parse_from(words).map_err(|error| format!("{}: {error}", figure.name))?.arguments;
                 Ok(Part::Served { course: Box::new(Course::new(&arguments, all, serve.clone())?), panel, over: *over })
             }

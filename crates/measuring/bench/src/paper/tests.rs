@@ -95,7 +95,9 @@ fn claims_are_about_what_is_measured() {
                 let panel = figure.panel(term.panel.trim_end_matches(PEAK)).unwrap_or_else(|| panic!("{at}: {term:?}"));
                 assert!(series_of(panel, term.x).contains(term.series), "{at}: {term:?}: {:?}", series_of(panel, term.x));
                 let is = |points: &[f64]| points.iter().any(|x| (x - term.x).abs() < 1e-9);
-                assert!(peak || is(panel.x.points) && is(panel.x.quick), "{at}: {term:?}");
+                // The headline is in the quick form, too.
+                let headline = std::ptr::eq(claim, &figure.claims[0]);
+                assert!(peak || is(panel.x.points) && (!headline || is(panel.x.quick)), "{at}: {term:?}");
                 let native = series_of(panel, term.x).contains("native");
                 assert!(term.value != Value::Kept || native, "{at}: nothing to set it against");
             }
@@ -113,9 +115,12 @@ fn each_figure_can_be_planned_and_takes_no_more_than_ten_minutes() {
             let needs = made.needs();
             let names: BTreeSet<&str> = needs.iter().map(|experiment| experiment.name.as_str()).collect();
             assert!(!needs.is_empty() && names.len() == needs.len(), "{}: {names:?}", figure.name);
+            for experiment in &needs {
+                assert!(experiment.memory_bytes >= 4 << 20, "{}: farshore run takes no less than 4M", experiment.name);
+            }
         }
         let (full, quick) = (plan::seconds(figure, 5, false), plan::seconds(figure, 1, true));
-        assert!((30.0..=600.0).contains(&full), "{}: {full} s", figure.name);
+        assert!((10.0..=600.0).contains(&full), "{}: {full} s", figure.name);
         assert!(quick <= 60.0, "{}: {quick} s", figure.name);
     }
 }

@@ -17,9 +17,9 @@ pub fn list(rounds: u32, colours: bool, width: usize) -> String {
     };
     let columns = vec![
         column("figure", false, 0, &|figure| figure.name.into()),
-        column("of", false, 2, &Figure::place),
-        column("what", false, 1, &|figure| figure.title.into()),
-        column("needs", false, 1, &|figure| plan::needs_text(figure)),
+        column("of", false, 1, &Figure::place),
+        column("what", false, 3, &|figure| figure.title.into()),
+        column("needs", false, 2, &|figure| plan::needs_text(figure)),
         column("minutes", true, 0, &|figure| format!("{:.0}", (plan::seconds(figure, rounds, false) / 60.0).ceil())),
     ];
     let most: f64 = figures.iter().map(|figure| plan::seconds(figure, rounds, false)).sum();

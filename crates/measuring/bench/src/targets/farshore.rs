@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use farshore_config::SwapSpec;
 use farshore_config::stats::Stats;
+use farshore_config::{Size, SwapSpec};
 
 use super::plain::environment_settings;
 use super::{Place, Target};
@@ -22,8 +22,24 @@ use crate::journal::Journal;
 use crate::result::{Counters, Round};
 use crate::targets::tools;
 
-/// The value of `swap` that stands for the directory of this command's swap files, in which a run without `swap` has its own.
-pub const OWN_DIRECTORY: &str = "dir";
+/// The value of `swap` that stands for the directory of this command's swap files, in which a run without `swap` has its own; with `,size=SIZE` behind it,
+/// for a file there that is no larger.
+const OWN_DIRECTORY: &str = "dir";
+
+/// Whether a value of `swap` is a space in the directory of this command's swap files: `None` if not, else its size if one is said.
+///
+/// # Errors
+/// What is no size: one line.
+pub fn own_space(value: &str) -> Result<Option<Option<Size>>, String> {
+    match value.strip_prefix(OWN_DIRECTORY) {
+        Some("") => Ok(Some(None)),
+        Some(rest) => match rest.strip_prefix(",size=") {
+            Some(size) => size.parse::<Size>().map(|size| Some(Some(size))).map_err(|error| error.to_string()),
+            None => Ok(None),
+        },
+        None => Ok(None),
+    }
+}
 
 /// `farshore[:OPTIONS]`.
 #[derive(Debug)]
@@ -105,6 +121,14 @@ fn own_directory(place: &Place) -> OsString {
     word
 }
 
+/// The word for a swap file of this size in the same directory. It has its name for a moment alone.
+fn own_file(place: &Place, index: usize, size: Size) -> OsString {
+    let mut word = OsString::from("--swap=file:");
+    word.push(place.directory.join(format!("space-{index}")));
+    word.push(format!(",size={}", size.0));
+    word
+}
+
 /// The values of `swap`.
 fn swaps(options: &[(String, String)]) -> impl Iterator<Item = &str> {
     options.iter().filter(|(key, _)| key == "swap").map(|(_, value)| value.as_str())
@@ -119,7 +143,7 @@ fn is_on_device(options: &[(String, String)], directory: &Path) -> bool {
         Ok(SwapSpec::File { path, .. }) => path.parent().and_then(device) == here,
         _ => false,
     };
-    swaps(options).next().is_none() || swaps(options).any(|spec| spec == OWN_DIRECTORY || on(spec))
+    swaps(options).next().is_none() || swaps(options).any(|spec| matches!(own_space(spec), Ok(Some(_))) || on(spec))
 }
 
 /// The memory limit: with room for compressed pages, if they lie in RAM.
@@ -220,11 +244,15 @@ impl Target for Farshore {
         let mut stats = OsString::from("--stats=");
         stats.push(&self.stats);
         command.arg(stats);
-        let word = |(key, value): &(String, String)| match &self.place {
-            Some(place) if key == "swap" && value == OWN_DIRECTORY => own_directory(place),
-            _ => format!("--{key}={value}").into(),
+        let word = |(index, (key, value)): (usize, &(String, String))| {
+            let own = own_space(value).ok().flatten().filter(|_| key == "swap");
+            match (&self.place, own) {
+                (Some(place), Some(None)) => own_directory(place),
+                (Some(place), Some(Some(size))) => own_file(place, index, size),
+                _ => format!("--{key}={value}").into(),
+            }
         };
-        command.args(self.options.iter().map(word));
+        command.args(self.options.iter().enumerate().map(word));
         command.arg("--").args(program);
         command
     }

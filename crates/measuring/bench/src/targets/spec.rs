@@ -244,8 +244,10 @@ fn valid(target: &str) -> String {
 fn check_value(key: &str, value: &str) -> Result<(), String> {
     match key {
         // The directory of this command's own swap files.
-        "swap" if value == farshore::OWN_DIRECTORY => Ok(()),
-        "swap" => value.parse::<SwapSpec>().map(|_| ()).map_err(|error| error.to_string()),
+        "swap" => match farshore::own_space(value)? {
+            Some(_) => Ok(()),
+            None => value.parse::<SwapSpec>().map(|_| ()).map_err(|error| error.to_string()),
+        },
         "fault" => value.parse::<FaultMode>().map(|_| ()).map_err(|error| error.to_string()),
         "threshold" => value.parse::<Size>().map(|_| ()).map_err(|error| error.to_string()),
         "ablate" => value.parse::<Ablate>().map(|_| ()).map_err(|error| error.to_string()),

@@ -1,5 +1,7 @@
 //! The workloads, one a file: `run` fills memory, works on it, checks it, and tells what it did.
 
+pub mod bfs;
+pub mod components;
 pub mod graph;
 pub mod grid;
 pub mod gups;

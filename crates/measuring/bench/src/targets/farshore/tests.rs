@@ -45,6 +45,35 @@ fn the_command_line_has_everything() {
     let command = target.command(&["prog".into()]);
     assert!(!command.get_args().any(|word| word == swap.as_str()));
     assert_eq!(target.settings()["swap"], "ram delay:1us");
+    target.options = options(&[("swap", "dir"), ("swap", "dir,size=4M")]);
+    let words: Vec<String> = target.command(&[]).get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+    let file = format!("--swap=file:{}/space-1,size=4194304", directory.path().display());
+    assert_eq!(words[3..5], [swap, file]);
+    assert!(is_on_device(&target.options, directory.path()));
+}
+
+#[test]
+fn another_limit_while_it_runs_is_what_its_promises_are_held_to() {
+    let (directory, journal) = journal();
+    let command = directory.path().join("farshore");
+    script(&command, "#!/bin/sh\n[ \"$*\" = 'set 7 memory=33554432' ] && exit 0\necho 'farshore: no such process' >&2\nexit 1\n");
+    let mut target = Farshore::new(command, Vec::new(), BTreeMap::new(), &journal);
+    target.place = Some(place(directory.path()));
+    target.before().unwrap();
+    let why = target.set_memory(8, 1 << 20).unwrap_err();
+    assert!(why.contains("1048576 bytes") && why.contains("no such process"), "{why}");
+    target.set_memory(7, 32 << 20).unwrap();
+    let wrong = |target: &mut Farshore, limit: u64| {
+        fs::write(&target.stats, format!("{{\"schema\": 1, \"memory_limit_bytes\": {limit}}}")).unwrap();
+        let mut round = Round::default();
+        target.after(&mut round);
+        round.wrong
+    };
+    assert_eq!(wrong(&mut target, 32 << 20), [""; 0]);
+    assert_eq!(wrong(&mut target, (32 << 20) + 1).len(), 1);
+    // The next run has its own again.
+    target.before().unwrap();
+    assert_eq!(wrong(&mut target, 32 << 20).len(), 1);
 }
 
 #[test]

@@ -29,6 +29,7 @@ fn every_kind_is_read() {
         ("zram:pool=counted", Kind::Kernel { kind: kernel::Kind::Zram, counted: true }),
         ("zswap:pool=counted", Kind::Kernel { kind: kernel::Kind::Zswap, counted: true }),
         ("farshore:swap=ram:lz4+swap=dir", farshore(&[("swap", "ram:lz4"), ("swap", "dir")], None)),
+        ("farshore:swap=dir,size=4M", farshore(&[("swap", "dir,size=4M")], None)),
         ("command:nice -n 5", command(&["nice", "-n", "5"])),
         ("command:sh -c 'exec \"$@\"' sh", command(&["sh", "-c", "exec \"$@\"", "sh"])),
         ("command:label=low env.A=1 nice env.B=2", command(&["nice", "env.B=2"])),
@@ -57,6 +58,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
     for (text, part) in [
         ("", "unknown target \"\": use native, farshore"),
         ("native,", "unknown target \"\""),
+        ("farshore:swap=dir,size=x", "option \"swap\" of target \"farshore\": "),
         ("swap", "unknown target \"swap\": use native, farshore[:OPTION+…], linux-swap, zram, zswap, command:WORDS"),
         ("farshore:ablate=rescues", "what can be left out: pipeline"),
         ("zram:pool=1G", "option \"pool\" of target \"zram\" is \"1G\": the only value is counted"),

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::thread;
 
+use farshore_load::workload::Search;
 use kronecker::Kronecker;
 
 use super::scatter::mix2;
@@ -139,23 +140,38 @@ impl Graph {
 
     /// The hash of what is in memory now.
     fn hash_now(&self, threads: usize) -> u64 {
-        let part = |vertices: Range<usize>| {
-            let entries = index(self.offsets[vertices.start])..index(self.offsets[vertices.end]);
-            let offsets = vertices.map(|vertex| self.hash_of_offset(vertex)).fold(0, u64::wrapping_add);
-            let entries = entries.map(|place| hash_of_entry(place, self.neighbours[place]));
-            entries.fold(offsets, u64::wrapping_add)
-        };
         let parts = self.balanced(threads);
         thread::scope(|scope| {
-            let running: Vec<_> = parts.into_iter().map(|vertices| scope.spawn(move || part(vertices))).collect();
+            let running: Vec<_> = parts.into_iter().map(|vertices| scope.spawn(move || self.hash_of(vertices))).collect();
             running.into_iter().map(joined).fold(0, u64::wrapping_add)
         })
+    }
+
+    /// What these vertices and their entries add to the hash.
+    #[must_use]
+    pub fn hash_of(&self, vertices: Range<usize>) -> u64 {
+        let entries = index(self.offsets[vertices.start])..index(self.offsets[vertices.end]);
+        let offsets = vertices.map(|vertex| self.hash_of_offset(vertex)).fold(0, u64::wrapping_add);
+        let entries = entries.map(|place| hash_of_entry(place, self.neighbours[place]));
+        entries.fold(offsets, u64::wrapping_add)
     }
 
     /// What the offset of `vertex` (where its neighbours begin) adds to the hash.
     #[must_use]
     pub fn hash_of_offset(&self, vertex: usize) -> u64 {
         mix2(!(vertex as u64), self.offsets[vertex])
+    }
+}
+
+/// The graph that a search asks for: from its file, or made.
+///
+/// # Errors
+/// If it does not fit, or cannot be read or written.
+pub fn of(args: &Search, threads: usize) -> Result<Graph, String> {
+    let recipe = Recipe { scale: args.graph_scale()?, degree: args.degree, seed: args.common.seed };
+    match &args.graph {
+        Some(path) => Graph::from_file(path, recipe, threads),
+        None => Graph::make(recipe, threads),
     }
 }
 
