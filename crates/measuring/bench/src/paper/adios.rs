@@ -157,10 +157,10 @@ static TEN: Figure = Figure {
     panels: &[Panel {
         key: "kv",
         title: "memcached, values of 1 KiB",
-        x: Across { points: &[40.0, 60.0, 80.0, 100.0], ..LOADS },
+        x: Across { points: &[40.0, 60.0, 80.0, 100.0], quick: &[100.0], ..LOADS },
         runs: Runs::Served {
             line: "kv --data 64M --value-size 1024 --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
-            quick: "kv --data 16M --value-size 1024 --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
+            quick: "kv --data 32M --value-size 1024 --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
             over: Over::Load,
         },
         run_seconds: 4.5,
@@ -217,10 +217,10 @@ static ELEVEN: Figure = Figure {
     panels: &[Panel {
         key: "scan",
         title: "Ordered store, 1 % SCAN",
-        x: Across { points: &[40.0, 60.0, 80.0, 100.0], ..LOADS },
+        x: Across { points: &[40.0, 60.0, 80.0, 100.0], quick: &[100.0], ..LOADS },
         runs: Runs::Served {
             line: "scan --data 64M --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
-            quick: "scan --data 16M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
+            quick: "scan --data 32M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1 --mode block:16",
             over: Over::Load,
         },
         run_seconds: 4.0,

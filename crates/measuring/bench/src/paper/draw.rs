@@ -58,17 +58,28 @@ fn over_points(results: &Results, experiments: &[&Experiment], panel: &Panel, pl
     }
     let drawn = plot.references.iter().filter(|reference| !reference.points.is_empty());
     for (index, reference) in drawn.enumerate() {
-        let look = Look::series(all.len() + index);
+        let look = Look::series(all.len() + index).ring();
         xs.extend(reference.points.iter().map(|(x, _)| *x));
         ys.extend(reference.points.iter().map(|(_, y)| *y));
         legend.push((format!("{} (paper, {})", reference.system, reference.section), look));
-        layers.push((look, Layer::Dots(reference.points.to_vec())));
+        layers.push((look, Layer::Marks(reference.points.to_vec())));
     }
     let x = x_axis(panel, &xs).ok_or("no point has a place on its axis")?;
     let unit = if plot.value.unit() == "/s" { "" } else { plot.value.unit() };
-    let y = Axis::from_zero(&plot.value.label(), &ys, |value| text::quantity(value, unit)).ok_or("there is no value to show")?;
+    let y = y_axis(plot, &ys, unit).ok_or("there is no value to show")?;
     let chart = Chart { x, y, legend, layers, rules: vec![], height: HEIGHT };
     Figure::new(KIND, plot.title.into(), caption(plot), &chart)
+}
+
+/// Shares go from nothing to all, as in the papers.
+fn y_axis(plot: &Plot, values: &[f64], unit: &str) -> Option<Axis> {
+    let show = |value| text::quantity(value, unit);
+    let label = plot.value.label();
+    if unit != "%" {
+        return Axis::from_zero(&label, values, show);
+    }
+    let most = values.iter().copied().filter(|value| value.is_finite()).fold(100.0, f64::max).min(1000.0);
+    Some(Axis::linear(&label, (0.0, most * 1.04), if most > 250.0 { 100.0 } else { 20.0 }, show))
 }
 
 /// Whether the ideal line is one of these numbers.

@@ -368,7 +368,7 @@ static TEN: Figure = Figure {
     ],
 };
 
-const SCANNED: Across = Across { points: &[0.0, 10.0, 30.0, 50.0, 90.0], quick: &[10.0, 50.0], ..FAR };
+const SCANNED: Across = Across { points: &[0.0, 10.0, 50.0, 90.0], quick: &[10.0, 50.0], ..FAR };
 const SCAN: [&str; 2] = ["scan --size 96M --threads 2 --passes 3", "scan --size 24M --threads 2 --passes 2"];
 const SCAN_PLOTS: &[Plot] = &[Plot {
     title: KEPT,

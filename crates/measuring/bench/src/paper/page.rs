@@ -108,7 +108,7 @@ fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {
                 p.facts { (facts(first)) }
                 pre { code { (text::command(&first.arguments)) } }
             }
-            @for words in complaints(&experiments, panel) { p.note { (words) } }
+            @for words in complaints(&experiments) { p.note { (words) } }
             div.plots { @for attempt in draw::panel(results, figure, panel) { (shown(&attempt)) } }
             @for plot in panel.plots { @if plot.value != Value::Timeline { (points(results, &experiments, panel, plot)) } }
             @for experiment in &experiments {
@@ -134,18 +134,23 @@ fn at(experiment: &Experiment, panel: &Panel) -> String {
     format!("{} {}{variant}", panel.x.label, text::short(&text::metric(point.shown)))
 }
 
-/// Rounds that do not count.
-fn complaints(experiments: &[&Experiment], panel: &Panel) -> Vec<String> {
-    let of = |experiment: &&Experiment| {
-        let place = at(experiment, panel);
-        let bad = experiment.targets.iter().filter_map(|target| {
-            let bad: Vec<&str> = target.rounds.iter().filter_map(|round| round.wrong.first()).map(String::as_str).collect();
-            let first = bad.first()?.to_string();
-            Some(format!("{}: {} of {} rounds of {} do not count: {first}", place, bad.len(), target.rounds.len(), target.label))
-        });
-        bad.collect::<Vec<_>>()
-    };
-    experiments.iter().flat_map(of).collect()
+/// Rounds that do not count, target by target.
+fn complaints(experiments: &[&Experiment]) -> Vec<String> {
+    let mut targets: Vec<(String, usize, usize, &str)> = Vec::new();
+    for target in experiments.iter().flat_map(|experiment| &experiment.targets) {
+        let bad = target.rounds.iter().filter(|round| !round.wrong.is_empty()).count();
+        let reason = target.rounds.iter().flat_map(|round| &round.wrong).next().map_or("", String::as_str);
+        match targets.iter_mut().find(|(label, ..)| *label == target.label) {
+            Some((_, all_bad, all, first)) => {
+                *all_bad += bad;
+                *all += target.rounds.len();
+                *first = if first.is_empty() { reason } else { first };
+            }
+            None => targets.push((target.label.clone(), bad, target.rounds.len(), reason)),
+        }
+    }
+    let told = targets.into_iter().filter(|(_, bad, ..)| *bad > 0);
+    told.map(|(label, bad, all, reason)| format!("{label}: {bad} of {all} rounds do not count. The first: {reason}")).collect()
 }
 
 /// The points of a plot in numbers.

@@ -302,7 +302,9 @@ fn tick_text(axis: &Axis, place: f64) -> String {
 
 /// One entry of a legend.
 fn sample(area: &Area, name: &str, look: Look, (x, y): (i32, i32), width: i32) -> Drawn {
-    area.draw(&PathElement::new(vec![(x, y), (x + width, y)], look.colour.stroke_width(LINE)))?;
+    if look.shape != Shape::Ring {
+        area.draw(&PathElement::new(vec![(x, y), (x + width, y)], look.colour.stroke_width(LINE)))?;
+    }
     marker(area, look.shape, (x + width / 2, y), look.colour)?;
     let style = font(&palette::TEXT).pos(Pos::new(HPos::Left, VPos::Center));
     area.draw(&Text::new(name.to_string(), (x + width + 14, y), style))
@@ -327,6 +329,10 @@ where
     let corners: &[(i32, i32)] = match kind {
         Shape::None => return Ok(()),
         Shape::Circle => return area.draw(&(EmptyElement::at(place) + Circle::new((0, 0), 9, colour.filled()))),
+        Shape::Ring => {
+            area.draw(&(EmptyElement::at(place.clone()) + Circle::new((0, 0), 9, palette::PAPER.colour().filled())))?;
+            return area.draw(&(EmptyElement::at(place) + Circle::new((0, 0), 9, colour.stroke_width(4))));
+        }
         Shape::Square => &[(-8, -8), (8, -8), (8, 8), (-8, 8)],
         Shape::Triangle => &[(0, -12), (11, 8), (-11, 8)],
         Shape::Diamond => &[(0, -12), (12, 0), (0, 12), (-12, 0)],
@@ -408,6 +414,21 @@ mod tests {
         let values: [f64; 2] = [1.0, 100.0];
         chart.y = Axis::logarithmic("y", &values, text::digits).unwrap_or(chart.y);
         assert!(chart.svg("bad").is_ok());
+    }
+
+    #[test]
+    fn a_ring_is_hollow_and_has_no_line_in_the_legend() {
+        let mut chart = chart(vec![]);
+        let lines =
+            |chart: &Chart| chart.svg("name").unwrap_or_default().lines().filter(|line| line.starts_with("<polyline")).count();
+        let with_line = lines(&chart);
+        let ring = Look::series(1).ring();
+        chart.legend[0].1 = ring;
+        assert!(lines(&chart) < with_line);
+        chart.layers.push((ring, Layer::Marks(vec![(1.0, 1.0)])));
+        let svg = chart.svg("name").unwrap_or_default();
+        let circles: Vec<&str> = svg.lines().filter(|line| line.starts_with("<circle")).collect();
+        assert!(circles.len() == 4 && circles.iter().filter(|line| line.contains(&ring.hex())).count() == 2, "{circles:?}");
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub enum Shape {
     Nabla,
     /// Two lines.
     Cross,
+    /// A hollow circle without a line: a number of somebody else's.
+    Ring,
     /// No marker: a line alone.
     None,
 }
@@ -109,6 +111,11 @@ impl Look {
         const SHAPES: [Shape; 6] = [Shape::Circle, Shape::Square, Shape::Triangle, Shape::Diamond, Shape::Nabla, Shape::Cross];
         let turn = index / SERIES.len();
         Look { colour: SERIES[index % SERIES.len()].colour(), shape: SHAPES[(index + turn) % SHAPES.len()] }
+    }
+
+    /// The same colour for a number that is not ours.
+    pub fn ring(self) -> Look {
+        Look { shape: Shape::Ring, ..self }
     }
 
     /// Of a line that is no series.

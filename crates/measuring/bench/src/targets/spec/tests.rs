@@ -58,7 +58,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
     for (text, part) in [
         ("", "unknown target \"\": use native, farshore"),
         ("native,", "unknown target \"\""),
-        ("farshore:swap=dir,size=x", "option \"swap\" of target \"farshore\": "),
+        ("farshore:swap=dir\\,size=x", "option \"swap\" of target \"farshore\": "),
         ("swap", "unknown target \"swap\": use native, farshore[:OPTION+…], linux-swap, zram, zswap, command:WORDS"),
         ("farshore:ablate=rescues", "what can be left out: pipeline"),
         ("zram:pool=1G", "option \"pool\" of target \"zram\" is \"1G\": the only value is counted"),
