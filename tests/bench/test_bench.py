@@ -222,11 +222,12 @@ class TestBench:
         busy = self.target(peak, "busy:1")["summary"]["figure"]["median"]
         expect(abs(load["paper"]["shown"] - busy * load["paper"]["x"] / 100) < 1, f"{load['paper']} of {busy}")
 
-    def test_paper_full_spaces(self):
-        """Swap spaces that are full: cores ask others for room, and that is counted."""
-        raw, _, _, _ = self.paper("scaleswap-t6")
+    def test_paper_little_room(self):
+        """Swap space that is nearly full: cores ask each other for room, and that is counted; with much room they do not."""
+        raw, page, _, _ = self.paper("scaleswap-t6")
         delegations = {one["paper"]["x"]: one["targets"][0]["rounds"][0]["stats"]["swap"]["delegations"] for one in raw["experiments"]}
-        expect(sorted(delegations) == [0, 3] and delegations[3] > 0, f"delegations: {delegations}")
+        expect(sorted(delegations) == [64, 192] and delegations[64] > 0 == delegations[192], f"delegations: {delegations}")
+        expect("Mean time of a delegation" in page, "the plot of delegations")
 
     def test_families(self):
         """A row at a part of its peak: what zram has compressed counts within the limit, and all is in one table."""

@@ -100,7 +100,7 @@ static EIGHT: Figure = Figure {
         },
         runs: Runs::Served {
             line: "array --data 128M --swap delay:10us --seconds 2 --warmup 0.5 --reference busy --mode yield:1 --mode busy:1",
-            quick: "array --data 32M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1",
+            quick: "array --data 64M --swap delay:10us --seconds 0.5 --warmup 0.1 --reference busy --mode yield:1 --mode busy:1",
             over: Over::Local,
         },
         run_seconds: 3.3,

@@ -38,13 +38,13 @@ static FIVE: Figure = Figure {
     number: "Figure 5",
     title: "faults alone against faults with evictions, over threads",
     there: "A sequential read of each thread's own pages without prefetching, up to 48 threads: with all memory local and the pages evicted beforehand, and with half of it far and four evictors.",
-    here: "The same read of 96 MiB. Alone: the data are filled with a tenth of them local, then the limit is lifted before they are read, so pages come and none leave. With evictions: half local. Pages of delay:4us; Linux swap on zram, whose pages come from RAM too. Its read-ahead stays on.",
+    here: "The same read of 192 MiB. Alone: the data are filled with a tenth of them local, then the limit is lifted before they are read, so pages come and none leave. With evictions: half local. Pages of delay:4us; Linux swap on zram, whose pages come from RAM too. Its read-ahead stays on.",
     panels: &[Panel {
         key: "read",
         title: "Sequential read without prefetching",
         x: THREADS,
         runs: Runs::Load {
-            line: "scan --size 96M --passes 1",
+            line: "scan --size 192M --passes 1",
             quick: "scan --size 48M --passes 1",
             vary: Vary::Threads,
             variants: &[
@@ -52,7 +52,7 @@ static FIVE: Figure = Figure {
                 Variant { key: "with evictions", far: 50.0, lifted: false, targets: apart },
             ],
         },
-        run_seconds: 1.7,
+        run_seconds: 3.2,
         ideal: None,
         plots: &[Plot {
             title: "Pages that come",
