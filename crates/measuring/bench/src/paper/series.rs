@@ -193,3 +193,85 @@ fn of_delay(ns: u64) -> Device {
     let point = DevicePoint { access: Access::RandomRead, depth: 1, pages_per_second: 1e9 / float(ns.max(1)), latency };
     Device { file_bytes: 0, points: vec![point] }
 }
+
+#[cfg(test)]
+mod tests {
+    use farshore_load::outcome::{Histogram, Timeline};
+
+    use super::*;
+    use crate::result::{Counters, PaperPoint};
+
+    fn round(number: u32, operations: u64, seconds: f64) -> Round {
+        let outcome = Outcome { operations, seconds, ..Outcome::default() };
+        Round { number, outcome: Some(outcome), ..Round::default() }
+    }
+
+    fn target(label: &str, rounds: Vec<Round>) -> TargetResult {
+        let kind = if label == "native" { "native" } else { "farshore" };
+        TargetResult { label: label.into(), kind: kind.into(), rounds, ..TargetResult::default() }
+    }
+
+    fn experiment(x: f64, variant: &str, targets: Vec<TargetResult>) -> Experiment {
+        let point =
+            PaperPoint { figure: "f".into(), panel: "p".into(), variant: variant.into(), x, shown: x * 10.0, quick: false };
+        Experiment { paper: Some(point), targets, ..Experiment::default() }
+    }
+
+    #[test]
+    fn what_is_kept_is_taken_round_by_round() {
+        let bad = Round { wrong: vec!["bad".into()], ..round(3, 9, 1.0) };
+        let ours = target("ours", vec![round(1, 50, 1.0), round(2, 30, 1.0), bad.clone(), round(4, 10, 1.0)]);
+        // The rounds of the other in another order, and one that it lacks.
+        let native = target("native", vec![round(2, 300, 1.0), round(1, 200, 2.0), round(3, 100, 1.0)]);
+        let experiment = experiment(1.0, "", vec![ours, native]);
+        let kept = rounds(&experiment, &experiment.targets[0], Value::Kept);
+        assert_eq!(kept, [(1, 50.0), (2, 10.0)].into());
+        assert_eq!(all(&[&experiment], Value::Kept).iter().map(|series| series.label.as_str()).collect::<Vec<_>>(), ["ours"]);
+        assert_eq!(all(&[&experiment], Value::Rate).len(), 2);
+    }
+
+    #[test]
+    fn a_series_is_a_target_with_its_variant_and_its_points_ascend() {
+        let of = |x, variant: &str, operations| experiment(x, variant, vec![target("ours", vec![round(1, operations, 1.0)])]);
+        let results = Results { experiments: vec![of(8.0, "a", 80), of(1.0, "a", 10), of(1.0, "b", 20)], ..Results::default() };
+        let figure = Figure { name: "f", ..*super::super::find("mage-5").unwrap() };
+        let series = all(&experiments(&results, &figure, "p"), Value::Rate);
+        let told: Vec<(&str, Vec<(f64, f64)>)> = series
+            .iter()
+            .map(|series| (series.label.as_str(), series.points.iter().map(|point| (point.shown, point.middle.median)).collect()))
+            .collect();
+        assert_eq!(told, [("ours, a", vec![(10.0, 10.0), (80.0, 80.0)]), ("ours, b", vec![(10.0, 20.0)])]);
+        assert!(experiments(&results, &figure, "another").is_empty());
+    }
+
+    #[test]
+    fn numbers_of_a_round() {
+        let mut round = round(1, 40, 2.0);
+        let number = |round: &Round, value| of_round(round, value);
+        assert_eq!((number(&round, Value::Rate), number(&round, Value::Seconds)), (Some(20.0), Some(2.0)));
+        for value in [Value::PagesIn, Value::Quantile(0.5), Value::Mean, Value::Recovery, Value::Dip, Value::Delegation] {
+            assert_eq!(number(&round, value), None, "{value:?}: nothing was told");
+        }
+        round.measured = Some(Counters { pages_in: 30, ..Counters::default() });
+        round.measured_seconds = 0.5;
+        round.stats = Some(serde_json::json!({"swap": {"delegations": 4, "delegation_ns": 100}}));
+        let outcome = round.outcome.as_mut().unwrap();
+        outcome.latency = Histogram { counts: vec![(10, 3), (50, 1)] };
+        let operations = vec![100, 100, 20, 40, 60, 100, 100, 100, 100, 100, 7];
+        outcome.timeline = Timeline { step_seconds: 0.1, operations, marks: vec![(0.2, "moves".into())] };
+        assert_eq!(number(&round, Value::PagesIn), Some(60.0));
+        assert_eq!((number(&round, Value::Quantile(0.5)), number(&round, Value::Mean)), (Some(10.0), Some(20.0)));
+        assert_eq!((number(&round, Value::Dip), number(&round, Value::Delegation)), (Some(40.0), Some(25.0)));
+        assert!(number(&round, Value::Recovery).is_some_and(|seconds| seconds > 0.0));
+    }
+
+    #[test]
+    fn one_number_has_no_interval_and_three_have_one() {
+        let of = |numbers: &[f64]| {
+            middle(&(1..).zip(numbers.iter().copied()).collect()).map(|ratio| (ratio.low, ratio.median, ratio.high))
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[5.0]), Some((5.0, 5.0, 5.0)));
+        assert_eq!(of(&[4.0, 5.0, 9.0]), Some((4.0, 5.0, 9.0)));
+    }
+}
