@@ -200,11 +200,15 @@ class TestBench:
             for target in experiment["targets"]:
                 (turn,) = target["rounds"]
                 expect(turn["wrong"] == [], f"{variant}, {target['label']}: {turn['wrong']}")
-                pages_in, pages_out = turn["measured"]["pages_in"], turn["measured"]["pages_out"]
-                expect(pages_in > 1000, f"{variant}, {target['label']}: {pages_in} pages came")
-                # With the limit lifted pages come, and none leave but what was on its way.
-                if lifted and target["label"] == "farshore":
-                    expect(pages_out < pages_in / 4, f"{pages_out} pages left, {pages_in} came")
+                expect(turn["measured"]["pages_in"] > 1000, f"{variant}, {target['label']}: {turn['measured']['pages_in']} pages came")
+                # With the limit lifted all that is read stays; else it never is more than the limit, and what a cgroup gets on top.
+                peak, limit = turn["peak_limited_bytes"], experiment["memory_bytes"] + (4 << 20)
+                enough = peak > experiment["data_bytes"] * 0.8 if lifted else peak <= limit
+                expect(enough, f"{variant}, {target['label']}: at most {peak} of {experiment['data_bytes']} bytes were local")
+                if target["label"] == "farshore":
+                    wanted = experiment["raised_bytes"] if lifted else experiment["memory_bytes"]
+                    limit = turn["stats"]["memory_limit_bytes"]
+                    expect(limit // 4096 == wanted // 4096, f"{variant}: the limit is {limit}, not {wanted}")
         rows = os.path.join(folder, "mage-5", "raw.json")
         again = tempfile.mkdtemp(dir=self.work)
         done, _, err = self.call("paper", "mage-5", "--from", rows, "--out", again)
