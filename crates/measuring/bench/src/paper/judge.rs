@@ -240,7 +240,8 @@ pub fn sentences(judged: &[Judged]) -> [String; 2] {
 
 fn sentence(judged: &Judged, reason: bool) -> String {
     let claim = judged.claim;
-    let why = if reason { format!(", because {}", claim.why) } else { String::new() };
+    // Noise needs no reason of ours.
+    let why = if reason && judged.verdict != Verdict::Open { format!(", because {}", claim.why) } else { String::new() };
     let papers = claim.papers.map_or_else(String::new, |papers| format!(" {}", number(claim.ours, papers)));
     format!(
         "{}: here {}, {}{papers} ({}), {}{why}",
@@ -319,6 +320,8 @@ mod tests {
         let [one, two] = sentences(&[agreed.clone(), opposed]);
         assert_eq!(one, "What agrees: w: here 1.50× (1.40×–1.60×), S 1.58× (§1), agrees in size.");
         assert_eq!(two, "What does not, and why: w: here 0.500× (0.400×–0.600×), S 1.58× (§1), the other way, because y.");
+        let open = judged(Verdict::Open, Some(ratio(0.9, 1.5, 1.6, 5)));
+        assert!(sentences(&[open])[1].ends_with("noise decides nothing."));
         let [one, two] = sentences(&[judged(Verdict::Missing, None)]);
         assert!(
             one.starts_with("What agrees: nothing was decided (1 of 1") && two.ends_with("why: nothing was decided."),
