@@ -36,10 +36,8 @@ pub const WORDS: Words = Words { first: "workload", known: THERE_IS, required: &
     farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
     farshore bench families [OPTIONS]\n       \
-    farshore bench paper [FIGURE|all] [OPTIONS]
-       \
-     farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]
-       \
+    farshore bench paper [FIGURE|all] [OPTIONS]\n       \
+    farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
     after_long_help = AFTER_BENCH,
