@@ -47,13 +47,25 @@ pub const fn batch_pages_room(memory: u64, evictors: usize) -> u64 {
     memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64
 }
 
-/// Pages of the largest batch, where none was fixed: all pipelines together hold at most a fortieth of the limit (pages).
+/// Pages of the largest batch, where none was fixed: all pipelines together hold at most a fortieth of the limit (pages), …
 pub const fn batch_pages(limit: u64, evictors: u64) -> u64 {
-    let part = limit / (40 * evictors * BATCHES_IN_FLIGHT as u64);
-    if part < BATCH_PAGES_MIN as u64 {
-        BATCH_PAGES_MIN as u64
+    let pages = evictors * BATCHES_IN_FLIGHT as u64;
+    let (part, least) = (limit / (40 * pages), batch_pages_small(limit / (8 * pages)));
+    if part < least {
+        least
     } else if part > BATCH_PAGES_MAX as u64 {
         BATCH_PAGES_MAX as u64
+    } else {
+        part
+    }
+}
+
+/// … or, in little memory, an eighth with batches of 32: with fewer pages, and as few free frames, cores take each other's frames away.
+const fn batch_pages_small(part: u64) -> u64 {
+    if part < BATCH_PAGES_MIN as u64 {
+        BATCH_PAGES_MIN as u64
+    } else if part > 32 {
+        32
     } else {
         part
     }

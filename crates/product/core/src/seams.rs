@@ -15,7 +15,8 @@ pub use kernel::{Flushes, HugePages, Kernel, KernelError, Protect, Use, Watched}
 pub use policy::{Came, Policy, Return, Verdict};
 pub use prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
 pub use swap::{
-    Backend, CANNOT, CopyChange, FaultsSeen, FreeSlots, IoError, LATER, MemoryBudget, NoneFree, ReadBegun, Reads, Spaces, WriteQueue,
+    Backend, CANNOT, CopyChange, FaultsSeen, FreeSlots, IoError, LATER, MemoryBudget, NoneFree, ReadBegun, Reads, Spaces,
+    WriteQueue,
 };
 pub use tracer::{Told, Traced, Tracer};
 
