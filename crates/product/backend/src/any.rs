@@ -196,6 +196,20 @@ impl AnyBackend {
         }
     }
 
+    /// The export of a server that it is, encrypted or not.
+    pub(crate) fn export(&self) -> Option<&NbdSpace> {
+        match self {
+            AnyBackend::Nbd(export) => Some(export),
+            AnyBackend::Faulty(faulty) => faulty.inner().export(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().export(),
+            AnyBackend::File(_)
+            | AnyBackend::Ram(_)
+            | AnyBackend::Mirror(_)
+            | AnyBackend::Layered(_)
+            | AnyBackend::Compressed(_) => None,
+        }
+    }
+
     /// The copies that new pages go to, if the space is kept several times.
     pub fn mirror(&self) -> Option<&Mirror> {
         match self {

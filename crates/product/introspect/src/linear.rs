@@ -136,15 +136,27 @@ const ASKED_MAX: usize = 4096;
 pub struct Follow {
     linear: Linear,
     asked: HashSet<u64>,
+    /// Pages that were wished of late, and how many of them were gone over.
+    wished: u64,
+    used: u64,
+    /// Windows that were not asked for, since few of those before were used.
+    left_out: u32,
 }
+
+/// Pages after which it is judged whether runs go on, and what is older counts half.
+const JUDGED: u64 = 512;
+/// One window of so many is asked for while less than a quarter is used: short runs at random would read twice what they need.
+const TRIED_ONE_IN: u32 = 32;
 
 impl Follow {
     /// A page was touched. `come` is asked to have a page come, and says whether that was wished: pages that are there need not. Returns how many pages were wished, and how many of
     /// those that were wished before the run has gone over now.
     pub fn touched(&mut self, page: u64, come: &mut dyn FnMut(u64) -> bool) -> (u64, u64) {
         let Went { over, ask } = self.linear.touched(page);
-        let used = over.into_iter().flat_map(Ask::pages).filter(|page| self.asked.remove(page)).count();
+        let used = over.into_iter().flat_map(Ask::pages).filter(|page| self.asked.remove(page)).count() as u64;
+        self.used += used;
         let mut wished = 0;
+        let ask = ask.filter(|_| self.is_worth_it());
         for page in ask.into_iter().flat_map(Ask::pages) {
             if come(page) {
                 wished += 1;
@@ -154,7 +166,20 @@ impl Follow {
                 self.asked.insert(page);
             }
         }
-        (wished, used as u64)
+        self.wished += wished;
+        (wished, used)
+    }
+
+    /// Whether a window is asked for: not while runs end before what was asked for is used, but for a few that notice a change.
+    fn is_worth_it(&mut self) -> bool {
+        if self.wished >= 2 * JUDGED {
+            (self.wished, self.used) = (self.wished / 2, self.used / 2);
+        }
+        if self.wished < JUDGED || 4 * self.used >= self.wished {
+            return true;
+        }
+        self.left_out = (self.left_out + 1) % TRIED_ONE_IN;
+        self.left_out == 0
     }
 }
 
@@ -212,6 +237,20 @@ mod tests {
         // Only the end of a window faults: all between was there.
         let end = 55 + linear.runs[0].ahead as u64 + 1;
         assert_eq!(linear.touched(end).ask.expect("it goes on").first, end + 1);
+    }
+
+    #[test]
+    fn short_runs_at_random_are_left_alone_and_long_ones_are_found_again() {
+        let mut rng = Rng::new(5);
+        let mut follow = Follow::default();
+        let mut wished = 0;
+        for _ in 0..20_000 {
+            let first = 8 * rng.below(1 << 30);
+            wished += (first..first + 2).map(|page| follow.touched(page, &mut |_| true).0).sum::<u64>();
+        }
+        assert!(wished < 5_000, "{wished} pages were wished for 40,000 that were touched");
+        let used: u64 = (0..60_000).map(|page| follow.touched(page, &mut |_| true).1).sum();
+        assert!(used > 30_000, "{used} of 60,000 pages in order");
     }
 
     #[test]

@@ -179,7 +179,10 @@ impl Paging {
             let size = size_of_leaf(level);
             let end = (at & !(size - 1)) + size;
             *left -= 1;
-            let Some(word) = memory.word(table + index(at, level) * 8) else { return end };
+            let Some(word) = memory.word(table + index(at, level) * 8) else {
+                *left -= ENTRIES as i64;
+                return end;
+            };
             all &= word;
             none |= word;
             match self.entry(word, level) {
@@ -197,7 +200,10 @@ impl Paging {
         for n in index(at, 1)..ENTRIES {
             *left -= 1;
             // If one word of a table cannot be had, the others cannot.
-            let Some(word) = memory.word(table + n * 8) else { break };
+            let Some(word) = memory.word(table + n * 8) else {
+                *left -= ENTRIES as i64;
+                break;
+            };
             if let Ok(Entry::Leaf(first)) = self.entry(word, 1)
                 && all & word & USER != 0
             {

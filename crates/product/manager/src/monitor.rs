@@ -1,6 +1,6 @@
 //! QEMU's monitor, over a connection that `farshore vm run` has made and handed on: a socket pair, so nobody else can reach it and no name stays behind.
 //!
-//! Its protocol is QMP: JSON, an object a line. What is asked are two commands for people (`info registers -a`, `info mtree -f`), because QMP has none of its own that tells CR3. Neither stops the guest. QEMU answers
+//! Its protocol is QMP: JSON, an object a line. What is asked are two commands for people (`info registers -a`, `info mtree -f`), because QMP has none of its own that tells CR3. Neither stops a guest under TCG; under KVM each asks every processor, so one that waits for a page holds up the monitor. QEMU answers
 //! from its main loop, so an answer may be late: one that came too late is passed over by its number.
 
 use std::io::{Error, ErrorKind, Read as _, Write as _};

@@ -79,6 +79,18 @@ fn stamp_of(space: &AnyBackend, remote: bool) -> Option<Slot> {
     space.capacity().filter(|_| remote).and_then(|slots| Slot::new(slots - 1))
 }
 
+/// Whether two spaces are one export by two names: the bytes of the one's stamp, which no other run has, are at the same place of the other.
+fn are_one_export(there: &AnyBackend, other: &AnyBackend) -> bool {
+    let (Some(at), Some(there), Some(other)) = (stamp_of(there, true), there.export(), other.export()) else { return false };
+    let Some(offset) = there.offset_of(at) else { return false };
+    let mut pages = Box::new([PageBuf::ZERO; 2]);
+    let [ours, theirs] = &mut *pages;
+    there.read_raw(offset, &mut ours.0).is_ok()
+        && other.read_raw(offset, &mut theirs.0).is_ok()
+        && ours.0 == theirs.0
+        && ours.0.iter().any(|&byte| byte != 0)
+}
+
 /// Whether a page is the stamp of a copy: each has its own number in it.
 fn is_stamp_of(shared: &Shared, copy: usize, page: &PageBuf) -> bool {
     page.0[0] == copy as u8 && page.0[1..] == shared.stamp.0[1..]
@@ -126,6 +138,14 @@ pub(super) fn try_out(shared: &Shared, place: usize, space: &AnyBackend, remote:
         page.0[0] = copy as u8;
         page
     };
+    // First without a write: in a program whose relatives use servers too, the first place of the export that is ours by one name is a relative's by the other.
+    for copy in
+        shared.copies.iter().enumerate().filter(|(n, copy)| *n != place && copy.is_remote() && copy.is_up()).map(|(_, copy)| copy)
+    {
+        if copy.opened().is_some_and(|there| are_one_export(&there, space)) {
+            return Err(NoExchange::Same(copy.name()));
+        }
+    }
     // Dropped behind the queue, which waits for its writes then.
     let own = stamp(place);
     let mut queue = space.queue(1).map_err(NoExchange::Use)?;

@@ -61,7 +61,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use wire::{About, Command, MULTI_CONN, READ_ONLY, SEND_TRIM};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -171,10 +171,24 @@ pub struct NbdSpace {
     shared: Arc<Shared>,
     lines: Box<[Line]>,
     name: String,
+    /// The name of the export among those that this process has used.
+    place: PathBuf,
     /// Since when no connection could be made; 0: there are some.
     down_ns: AtomicU64,
     /// The process whose descriptors the lines have.
     process: AtomicU32,
+}
+
+/// Exports that were let go while a write might come late. What is written there again would be overwritten by it, and whose slots have places of their own is known to the space
+/// that is gone.
+static LATE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+impl Drop for NbdSpace {
+    fn drop(&mut self) {
+        if self.shared.places.are_tainted() {
+            LATE.lock().unwrap_or_else(PoisonError::into_inner).push(core::mem::take(&mut self.place));
+        }
+    }
 }
 
 fn refuse(export: &NbdExport, why: impl Into<String>) -> OpenError {
@@ -251,6 +265,12 @@ impl NbdSpace {
         lines[0].put(socket).map_err(no_descriptor)?;
         // The name of the place is that of the list of claims too, so it has no option in it.
         let place = PathBuf::from(NbdExport { force: false, ..export.clone() }.to_string());
+        if LATE.lock().unwrap_or_else(PoisonError::into_inner).contains(&place) {
+            return Err(refuse(
+                export,
+                "this program has used it before, and writes that were lost on the way then may still arrive there; name another export",
+            ));
+        }
         let regions = device::share(&place, bytes, || {
             let claimed = claim(export)?;
             look(export, &lines[0], bytes, notice)?;
@@ -265,7 +285,30 @@ impl NbdSpace {
             let more = shared.connect().map_err(|why| refuse(export, format!("of {LINES} connections {why}")))?;
             line.put(more).map_err(no_descriptor)?;
         }
-        Ok(NbdSpace { shared: Arc::new(shared), lines, name, down_ns: AtomicU64::new(0), process: AtomicU32::new(getpid()) })
+        Ok(NbdSpace {
+            shared: Arc::new(shared),
+            lines,
+            name,
+            place,
+            down_ns: AtomicU64::new(0),
+            process: AtomicU32::new(getpid()),
+        })
+    }
+
+    /// Where on the export a slot lies, in bytes.
+    pub(crate) fn offset_of(&self, slot: Slot) -> Option<u64> {
+        self.shared.places.find(slot.number(), 1).ok().map(|piece| piece.offset)
+    }
+
+    /// Reads bytes of the export as they lie there, whosever they are.
+    ///
+    /// # Errors
+    /// It does not have so many, or they cannot be read.
+    pub(crate) fn read_raw(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        if offset.saturating_add(into.len() as u64) > self.shared.about.bytes {
+            return Err(IoError::Short);
+        }
+        self.ask(Command::Read, offset, into.len() as u32, Some(into), false)
     }
 
     /// The descriptors of its connections, and those that stand for its claim.

@@ -141,6 +141,11 @@ impl Places {
         self.any.store(true, Ordering::Release);
     }
 
+    /// Whether a write may come late anywhere.
+    pub(super) fn are_tainted(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Whether each of these slots has its own place, and no write can come late there.
     pub(super) fn are_plain(&self, slot: u64, count: u32) -> bool {
         !self.any.load(Ordering::Acquire)

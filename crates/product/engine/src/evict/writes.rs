@@ -318,6 +318,14 @@ impl<W: World> Evictor<'_, W> {
         }
         // The frames of these pages went back with their first write. Should the space keep the pages in RAM now, others are to pay for it.
         let withheld = engine.withhold_free(self.core, u64::from(run.len));
-        self.start_write(Write { slot: run.first, stage: first, count: run.len, withheld, may_keep: true, batch: RETRY, trial });
+        self.start_write(Write {
+            slot: run.first,
+            stage: first,
+            count: run.len,
+            withheld,
+            may_keep: withheld == u64::from(run.len),
+            batch: RETRY,
+            trial,
+        });
     }
 }

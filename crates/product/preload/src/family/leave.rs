@@ -186,11 +186,12 @@ fn has_ended(ledger: &Ledger, alive: &Fd, line: u32) -> bool {
     if lives(line as usize) {
         return false;
     }
-    let members = ledger.used();
     let mut tree = Lines::NONE;
     tree.add(line as usize);
     loop {
         let mut has_grown = false;
+        // Each time anew: one that has ended since may have forked into a line behind all that there were.
+        let members = ledger.used();
         for (n, member) in members.iter().enumerate().filter(|(_, member)| member.state.load(Ordering::Acquire) != FREE) {
             if !tree.has(n) && tree.has(member.parent.load(Ordering::Relaxed) as usize) {
                 if lives(n) {

@@ -769,8 +769,8 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
             gone.add(line);
         }
     }
-    // Only now: a process that is gone forks no more, so all its children are seen.
-    for member in members.iter().filter(|m| m.state.load(Ordering::Acquire) != FREE) {
+    // Only now: a process that is gone forks no more, so all its children are seen. In all lines that there are now: it may have forked into one behind those of before.
+    for member in ledger.used().iter().filter(|m| m.state.load(Ordering::Acquire) != FREE) {
         parents.add(member.parent.load(Ordering::Relaxed) as usize);
     }
     for (_, member) in members.iter().enumerate().filter(|&(line, _)| gone.has(line) && !parents.has(line)) {
