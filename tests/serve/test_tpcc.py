@@ -40,7 +40,7 @@ def holds(connection):
     """All conditions hold."""
     connection.settimeout(TEST_SECONDS)
     said = tell(connection, "check")
-    expect(said.startswith("OK 15 conditions hold, "), said)
+    expect(said.startswith("OK 16 conditions hold, "), said)
 
 
 class Load:
@@ -276,8 +276,8 @@ def test_hostile_clients():
             one.settimeout(TEST_SECONDS)
             one.sendall(b"check\r\n")
         answers = [read_until(one, b"\r\n") for one in checkers]
-        expect(all(answer.startswith((b"OK 15 ", b"ERROR a check is under way")) for answer in answers), answers)
-        expect(any(answer.startswith(b"OK 15 ") for answer in answers), answers)
+        expect(all(answer.startswith((b"OK 16 ", b"ERROR a check is under way")) for answer in answers), answers)
+        expect(any(answer.startswith(b"OK 16 ") for answer in answers), answers)
         for one in checkers + deaf:
             one.close()
         deadline = time.monotonic() + ANSWER_SECONDS

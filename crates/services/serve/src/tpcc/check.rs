@@ -1,4 +1,4 @@
-//! The consistency conditions 1 to 12 (clause 3.3.2), and three for what this database has besides. Nothing changes while they are looked at.
+//! The consistency conditions 1 to 12 (clause 3.3.2), and four for what this database has besides. Nothing changes while they are looked at.
 //!
 //! | condition | what must be so |
 //! |---|---|
@@ -14,21 +14,28 @@
 //! | 10 | `C_BALANCE` is the sum of delivered `OL_AMOUNT`, less that of `H_AMOUNT` |
 //! | 11 | ORDER has as many more rows than NEW-ORDER as were delivered at first, and `C_DELIVERY_CNT` since then |
 //! | 12 | `C_BALANCE` + `C_YTD_PAYMENT` is the sum of delivered `OL_AMOUNT` |
-//! | 13 | `S_YTD` is the sum of `OL_QUANTITY` that was ordered since then; `S_ORDER_CNT` is how often, and `S_REMOTE_CNT` how often from elsewhere |
+//! | 13 | `S_YTD` is the sum of `OL_QUANTITY` that was ordered since then; `S_ORDER_CNT` is how often, and `S_REMOTE_CNT` how often from elsewhere; `S_QUANTITY` is 10 to 100 |
 //! | 14 | the index by customer has each order of theirs, and `C_PAYMENT_CNT` is how many rows HISTORY has |
 //! | 15 | no leaf of NEW-ORDER before the first one has an order |
+//! | 16 | each warehouse, district, customer, item and stock is there, with its sums and indexes, and each order that an index names |
 //!
 //! The specification has condition 11 for the first data, of which none is counted as delivered.
+
+use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
 use farshore_uthread::checkpoint;
 
 use super::database::{Database, Failed, LEAF};
 use super::records::{Place, Row};
-use super::rows::{Customer, DISTRICTS, District, FirstLeaf, History, LINES, Newest, Order, OrderLine, Stock, Waiting, Ytd};
+use super::rows::{
+    Customer, DISTRICTS, District, FirstLeaf, History, Item, LINES, Newest, Order, OrderLine, Stock, Waiting, Warehouse, Ytd,
+};
 
 /// How many conditions there are.
-pub const CONDITIONS: usize = 15;
+pub const CONDITIONS: usize = 16;
+/// `S_QUANTITY`: so it is at first, and New-Order fills a stock up that would have less than 10.
+const QUANTITIES: RangeInclusive<u32> = 10..=100;
 
 /// What was found: for each condition, the first thing that is not so.
 #[derive(Debug, Default)]
@@ -105,7 +112,7 @@ pub fn check(database: &Database) -> Result<Report, Failed> {
         }
         check.money(w);
     }
-    check.supplies();
+    check.supplies()?;
     Ok(check.report)
 }
 
@@ -118,9 +125,11 @@ impl Check<'_> {
         (version != super::records::Version::NONE).then_some(row)
     }
 
-    /// A row that must be there.
-    fn must_be<R: Row>(&mut self, place: Place) -> R {
-        self.row(place).unwrap_or_else(R::zeroed)
+    /// A row that must be there (condition 16). Zeroes if it is not.
+    fn must_be<R: Row>(&mut self, place: Place, name: impl FnOnce() -> String) -> R {
+        let row = self.row(place);
+        self.report.must(16, row.is_some(), || format!("{} is not there", name()));
+        row.unwrap_or_else(R::zeroed)
     }
 
     fn district(w: u64, d: u64) -> usize {
@@ -154,8 +163,9 @@ impl Check<'_> {
     /// Conditions 2 to 7, 11, 15, and the sums of what is in orders.
     fn orders(&mut self, w: u64, d: u64) {
         let database = self.database;
-        let District { next_o_id, .. } = self.must_be(database.district(w, d));
-        let FirstLeaf { leaf: first } = self.must_be(database.first_leaf(w, d));
+        let District { next_o_id, .. } = self.must_be(database.district(w, d), || format!("district {w}.{d}"));
+        let FirstLeaf { leaf: first } =
+            self.must_be(database.first_leaf(w, d), || format!("the root of new orders of district {w}.{d}"));
         // All that could be there is looked at, up to the end of the leaf behind the last order.
         let end = (next_o_id.div_ceil(LEAF) + 1) * LEAF;
         let end = end.min(database.scale.orders);
@@ -204,7 +214,8 @@ impl Check<'_> {
         self.report.must(4, lines == rows, || format!("{}: {rows} lines, not {lines}", name()));
         let mut deliveries = database.scale.delivered();
         for c in 1..=database.scale.customers {
-            deliveries += u64::from(self.must_be::<Customer>(database.customer(w, d, c)).delivery_cnt);
+            let customer: Customer = self.must_be(database.customer(w, d, c), || format!("customer {w}.{d}.{c}"));
+            deliveries += u64::from(customer.delivery_cnt);
         }
         self.report.must(11, count == waiting + deliveries, || {
             format!("{}: {count} orders, {waiting} new ones, {deliveries} delivered", name())
@@ -247,9 +258,9 @@ impl Check<'_> {
         let database = self.database;
         let mut listed = 0;
         for c in 1..=database.scale.customers {
-            let Customer { balance, ytd_payment, payment_cnt, .. } = self.must_be(database.customer(w, d, c));
-            let Sums { delivered, paid, payments } = self.customer(w, d, c).map_or(Sums::default(), |sums| *sums);
             let name = || format!("customer {w}.{d}.{c}");
+            let Customer { balance, ytd_payment, payment_cnt, .. } = self.must_be(database.customer(w, d, c), name);
+            let Sums { delivered, paid, payments } = self.customer(w, d, c).map_or(Sums::default(), |sums| *sums);
             self.report.must(10, balance == delivered - paid, || {
                 format!("{}: balance {balance}, delivered {delivered}, paid {paid}", name())
             });
@@ -258,10 +269,13 @@ impl Check<'_> {
             });
             self.report
                 .must(14, u64::from(payment_cnt) == payments, || format!("{}: {payments} payments, not {payment_cnt}", name()));
-            let Newest { order: mut o } = self.must_be(database.newest(w, d, c));
+            let Newest { order: mut o } = self.must_be(database.newest(w, d, c), || format!("the newest order of {}", name()));
             while o != 0 {
-                let order: Order =
-                    if o <= database.scale.orders { self.must_be(database.order(w, d, o)) } else { Order::zeroed() };
+                let order: Order = if o <= database.scale.orders {
+                    self.must_be(database.order(w, d, o), || format!("order {w}.{d}.{o}"))
+                } else {
+                    Order::zeroed()
+                };
                 let right = u64::from(order.c_id) == c && order.before < o;
                 self.report.must(14, right, || format!("{}: order {o} is of {}, after {}", name(), order.c_id, order.before));
                 if !right {
@@ -271,19 +285,20 @@ impl Check<'_> {
                 o = order.before;
             }
         }
-        let District { next_o_id, .. } = self.must_be(database.district(w, d));
+        let District { next_o_id, .. } = self.must_be(database.district(w, d), || format!("district {w}.{d}"));
         self.report.must(14, listed + 1 == next_o_id, || {
-            format!("district {w}.{d}: customers have {listed} orders of {}", next_o_id - 1)
+            format!("district {w}.{d}: customers have {listed} orders of {}", next_o_id.saturating_sub(1))
         });
     }
 
-    /// Conditions 1, 8 and 9.
+    /// Conditions 1, 8 and 9, and the warehouse itself.
     fn money(&mut self, w: u64) {
         let database = self.database;
-        let Ytd { cents: of_warehouse } = self.must_be(database.warehouse_ytd(w));
+        let _: Warehouse = self.must_be(database.warehouse(w), || format!("warehouse {w}"));
+        let Ytd { cents: of_warehouse } = self.must_be(database.warehouse_ytd(w), || format!("W_YTD of {w}"));
         let (mut sum, mut all_paid) = (0, 0);
         for d in 1..=DISTRICTS {
-            let Ytd { cents } = self.must_be(database.district_ytd(w, d));
+            let Ytd { cents } = self.must_be(database.district_ytd(w, d), || format!("D_YTD of {w}.{d}"));
             let paid = self.districts[Self::district(w, d)];
             self.report.must(9, cents == paid, || format!("district {w}.{d}: D_YTD {cents}, payments {paid}"));
             (sum, all_paid) = (sum + cents, all_paid + paid);
@@ -292,12 +307,21 @@ impl Check<'_> {
         self.report.must(8, of_warehouse == all_paid, || format!("warehouse {w}: W_YTD {of_warehouse}, payments {all_paid}"));
     }
 
-    /// Condition 13.
-    fn supplies(&mut self) {
+    /// Condition 13, and the items, which all warehouses share.
+    fn supplies(&mut self) -> Result<(), Failed> {
         let scale = self.database.scale;
+        for i in 1..=scale.items {
+            let _: Item = self.must_be(self.database.item(i), || format!("item {i}"));
+        }
         for w in 1..=scale.warehouses {
+            if farshore_uthread::stopping() {
+                return Err(Failed::Stopped);
+            }
             for i in 1..=scale.items {
-                let stock: Stock = self.must_be(self.database.stock(w, i));
+                let stock: Stock = self.must_be(self.database.stock(w, i), || format!("stock {i} of warehouse {w}"));
+                self.report.must(13, QUANTITIES.contains(&stock.quantity), || {
+                    format!("stock {i} of warehouse {w}: S_QUANTITY {}", stock.quantity)
+                });
                 let Moved { quantity, lines, remote } = self.stocks[((w - 1) * scale.items + i - 1) as usize];
                 let said = (stock.ytd, u64::from(stock.order_cnt), u64::from(stock.remote_cnt));
                 self.report.must(13, said == (quantity, lines, remote), || {
@@ -305,5 +329,6 @@ impl Check<'_> {
                 });
             }
         }
+        Ok(())
     }
 }

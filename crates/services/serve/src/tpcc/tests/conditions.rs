@@ -3,8 +3,8 @@
 use super::{SMALL, small};
 use crate::tpcc::check::{CONDITIONS, check};
 use crate::tpcc::database::{Database, LEAF};
-use crate::tpcc::records::{Place, Row, words_of};
-use crate::tpcc::rows::{Customer, District, FirstLeaf, History, Newest, Order, OrderLine, Stock, Waiting, Ytd};
+use crate::tpcc::records::{Place, Row, Version, words_of};
+use crate::tpcc::rows::{Customer, District, FirstLeaf, History, Item, Newest, Order, OrderLine, Stock, Waiting, Warehouse, Ytd};
 
 /// Changes a row behind everybody's back.
 fn change<R: Row>(database: &Database, place: Place, how: impl FnOnce(&mut R)) {
@@ -14,6 +14,11 @@ fn change<R: Row>(database: &Database, place: Place, how: impl FnOnce(&mut R)) {
     database.records.unlock_with(place, words_of(&row), version.next());
 }
 
+/// Makes a row one that was never written.
+fn lose<R: Row>(database: &Database, place: Place) {
+    database.records.unlock_with(place, words_of(&R::zeroed()), Version::NONE);
+}
+
 /// A planted bug, and the conditions that it breaks.
 type Case = (&'static str, &'static [usize], fn(&Database));
 
@@ -21,7 +26,7 @@ type Case = (&'static str, &'static [usize], fn(&Database));
 const DELIVERED: u64 = SMALL.customers * 7 / 10;
 const WAITS: u64 = DELIVERED + 5;
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 30] = [
     ("W_YTD", &[1, 8], |database| change(database, database.warehouse_ytd(2), |row: &mut Ytd| row.cents += 1)),
     ("D_YTD", &[1, 9], |database| change(database, database.district_ytd(1, 10), |row: &mut Ytd| row.cents -= 1)),
     ("D_NEXT_O_ID", &[2, 14], |database| change(database, database.district(1, 1), |row: &mut District| row.next_o_id += 1)),
@@ -69,7 +74,31 @@ const CASES: [Case; 20] = [
     ("C_PAYMENT_CNT", &[14], |database| change(database, database.customer(1, 1, 1), |row: &mut Customer| row.payment_cnt += 1)),
     ("a customer's newest order", &[14], |database| change(database, database.newest(2, 7, 9), |row: &mut Newest| row.order = 0)),
     ("the first leaf", &[15], |database| change(database, database.first_leaf(2, 7), |row: &mut FirstLeaf| row.leaf += 1)),
+    ("S_QUANTITY is low", &[13], |database| change(database, database.stock(1, 3), |row: &mut Stock| row.quantity = 9)),
+    ("S_QUANTITY is high", &[13], |database| change(database, database.stock(1, 3), |row: &mut Stock| row.quantity = 101)),
+    ("an item is gone", &[16], |database| lose::<Item>(database, database.item(SMALL.items))),
+    ("a warehouse is gone", &[16], |database| lose::<Warehouse>(database, database.warehouse(2))),
+    ("a stock is gone", &[13, 16], |database| lose::<Stock>(database, database.stock(2, 1))),
+    ("a district is gone", &[2, 14, 16], |database| lose::<District>(database, database.district(1, 1))),
+    ("a customer is gone", &[10, 14, 16], |database| lose::<Customer>(database, database.customer(1, 1, 1))),
+    ("a customer's index is gone", &[14, 16], |database| lose::<Newest>(database, database.newest(1, 1, 1))),
+    ("a district's sum is gone", &[1, 9, 16], |database| lose::<Ytd>(database, database.district_ytd(1, 1))),
+    ("a root of new orders is gone", &[16], |database| lose::<FirstLeaf>(database, database.first_leaf(1, 1))),
 ];
+
+/// All rows of a warehouse's tables are gone whose zeroes would agree with each other.
+#[test]
+fn tables_that_are_gone_are_missed() {
+    let database = small();
+    for i in 1..=SMALL.items {
+        lose::<Item>(&database, database.item(i));
+        (1..=SMALL.warehouses).for_each(|w| lose::<Stock>(&database, database.stock(w, i)));
+    }
+    (1..=SMALL.warehouses).for_each(|w| lose::<Warehouse>(&database, database.warehouse(w)));
+    let report = check(&database).unwrap();
+    let missing = report.broken().find(|(condition, _)| *condition == 16).unwrap();
+    assert!(missing.1.ends_with("is not there"), "{missing:?}");
+}
 
 #[test]
 fn each_condition_fails_where_it_must() {
