@@ -91,7 +91,7 @@ struct Check<'a> {
 /// # Errors
 /// The server is told to end.
 pub fn check(database: &Database) -> Result<Report, Failed> {
-    let _alone = database.alone()?;
+    let _alone = database.alone_for_long()?;
     let scale = database.scale;
     let districts = (scale.warehouses * DISTRICTS) as usize;
     let mut check = Check {

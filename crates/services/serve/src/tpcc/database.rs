@@ -205,6 +205,14 @@ impl Database {
         self.gate.alone().map_err(|Stopped| Failed::Stopped)
     }
 
+    /// The same for long. When this is over others work for as long, before it can be again.
+    ///
+    /// # Errors
+    /// The server is told to end.
+    pub fn alone_for_long(&self) -> Result<Alone<'_>, Failed> {
+        self.gate.alone_for_long().map_err(|Stopped| Failed::Stopped)
+    }
+
     fn district_number(&self, w: u64, d: u64) -> u64 {
         (w - 1) * DISTRICTS + d - 1
     }
