@@ -101,19 +101,21 @@ pub fn check(database: &Database) -> Result<Report, Failed> {
         stocks: vec![Moved::default(); (scale.warehouses * scale.items) as usize],
         districts: vec![0; districts],
     };
-    check.histories();
+    check.histories()?;
     for w in 1..=scale.warehouses {
         for d in 1..=DISTRICTS {
-            check.orders(w, d);
+            check.orders(w, d)?;
             check.people(w, d);
-            if farshore_uthread::stopping() {
-                return Err(Failed::Stopped);
-            }
         }
         check.money(w);
     }
     check.supplies()?;
     Ok(check.report)
+}
+
+/// Each row may be far: a check ends in the midst if the server is told to end.
+fn go_on() -> Result<(), Failed> {
+    if farshore_uthread::stopping() { Err(Failed::Stopped) } else { Ok(()) }
 }
 
 impl Check<'_> {
@@ -143,8 +145,9 @@ impl Check<'_> {
         known.then(|| &mut self.customers[Self::district(w, d) * customers as usize + c as usize - 1])
     }
 
-    fn histories(&mut self) {
+    fn histories(&mut self) -> Result<(), Failed> {
         for number in 0..self.database.histories() {
+            go_on()?;
             // It may have been given out for a payment that was not done.
             let Some(row) = self.row::<History>(self.database.history(number)) else { continue };
             let [w, d, c_w, c_d, c] = [row.w_id, row.d_id, row.c_w_id, row.c_d_id, row.c_id].map(u64::from);
@@ -158,10 +161,11 @@ impl Check<'_> {
             self.report
                 .must(10, known.is_some(), || format!("history {number}: there is no customer {c} of district {c_w}.{c_d}"));
         }
+        Ok(())
     }
 
     /// Conditions 2 to 7, 11, 15, and the sums of what is in orders.
-    fn orders(&mut self, w: u64, d: u64) {
+    fn orders(&mut self, w: u64, d: u64) -> Result<(), Failed> {
         let database = self.database;
         let District { next_o_id, .. } = self.must_be(database.district(w, d), || format!("district {w}.{d}"));
         let FirstLeaf { leaf: first } =
@@ -173,6 +177,7 @@ impl Check<'_> {
         let (mut oldest, mut newest, mut waiting) = (0, 0, 0);
         let mut leaf = 0;
         for o in 1..=end {
+            go_on()?;
             if (o - 1) % LEAF == 0 {
                 leaf = self.row::<Waiting>(database.leaf(w, d, (o - 1) / LEAF)).map_or(0, |leaf| leaf.orders);
                 let is_first = (o - 1) / LEAF >= first;
@@ -220,6 +225,7 @@ impl Check<'_> {
         self.report.must(11, count == waiting + deliveries, || {
             format!("{}: {count} orders, {waiting} new ones, {deliveries} delivered", name())
         });
+        Ok(())
     }
 
     /// Condition 7. How many lines an order has, and what the delivered ones come to.
@@ -311,13 +317,12 @@ impl Check<'_> {
     fn supplies(&mut self) -> Result<(), Failed> {
         let scale = self.database.scale;
         for i in 1..=scale.items {
+            go_on()?;
             let _: Item = self.must_be(self.database.item(i), || format!("item {i}"));
         }
         for w in 1..=scale.warehouses {
-            if farshore_uthread::stopping() {
-                return Err(Failed::Stopped);
-            }
             for i in 1..=scale.items {
+                go_on()?;
                 let stock: Stock = self.must_be(self.database.stock(w, i), || format!("stock {i} of warehouse {w}"));
                 self.report.must(13, QUANTITIES.contains(&stock.quantity), || {
                     format!("stock {i} of warehouse {w}: S_QUANTITY {}", stock.quantity)

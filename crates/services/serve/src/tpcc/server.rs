@@ -41,8 +41,8 @@ impl Server {
         Server { database, connections: Connections::default(), checks: AtomicBool::new(false) }
     }
 
-    /// Appends the answer to a request.
-    fn answer(&self, request: &Request, to: &mut String) {
+    /// Appends the answer to a request. Whether the connection goes on: it does not where the server is told to end.
+    fn answer(&self, request: &Request, to: &mut String) -> bool {
         let database = &self.database;
         let done = match request {
             Request::NewOrder(order) => work::neworder(database, order).map(|placed| match placed {
@@ -77,6 +77,7 @@ impl Server {
                 Failed::Broken => "the database contradicts itself: ask for check",
             });
         }
+        done != Err(Failed::Stopped)
     }
 
     fn check(&self, to: &mut String) -> Result<(), Failed> {
@@ -124,12 +125,12 @@ impl Server {
                 return Ok((used, false));
             };
             used += end + 1;
-            let mut is_check = false;
+            let (mut is_check, mut goes_on) = (false, true);
             match parse(&rest[..end], &self.database.scale) {
                 Ok(Request::Quit) => return Ok((used, false)),
                 Ok(request) => {
                     is_check = request == Request::Check;
-                    self.answer(&request, answers);
+                    goes_on = self.answer(&request, answers);
                 }
                 Err(wrong) => {
                     self.database.counters.add(Count::Refused);
@@ -137,6 +138,9 @@ impl Server {
                 }
             }
             answers.push_str("\r\n");
+            if !goes_on {
+                return Ok((used, false));
+            }
             // A check takes long: between two of them a client that has gone is noticed.
             if is_check || answers.len() > BUFFER - ANSWER_MAX {
                 flush(answers)?;
@@ -233,6 +237,10 @@ impl Service for Server {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use farshore_uthread::{Config, Runtime, sleep};
+
     use super::*;
     use crate::tpcc::database::Scale;
     use crate::tpcc::populate::populate;
@@ -241,6 +249,25 @@ mod tests {
 
     fn server() -> Server {
         Server::new(populate(SCALE, 7).unwrap())
+    }
+
+    #[test]
+    fn a_server_that_is_told_to_end_does_no_second_check() {
+        let runtime = Runtime::start(Config { workers: 1, pin: false, stack_bytes: 256 << 10, ..Config::default() }).unwrap();
+        let (server, (tell, hear)) = (server(), std::sync::mpsc::channel());
+        let (begins, begun) = std::sync::mpsc::channel();
+        let connection = move || {
+            begins.send(()).unwrap();
+            while sleep(Duration::from_secs(1)).is_ok() {}
+            let mut answers = String::new();
+            let fed = server.feed(&b"check\n".repeat(3), &mut answers, &mut |_| Ok(())).unwrap();
+            tell.send((fed, answers)).unwrap();
+        };
+        drop(runtime.spawn(connection).unwrap());
+        begun.recv().unwrap();
+        runtime.shutdown_within(Duration::from_secs(100)).unwrap();
+        let ((used, goes_on), answers) = hear.recv().unwrap();
+        assert_eq!((used, goes_on, &*answers), (6, false, "ERROR the server is told to end\r\n"));
     }
 
     #[test]
