@@ -90,8 +90,9 @@ A request is a line, and so is its answer, which begins with OK, ROLLBACK, BROKE
   stats    what happened since the start
   quit
 Over UDP a datagram is 8 bytes that the client chooses, and a line; check, stats and quit are not
-understood there. There is no authentication. The rows are in memory alone: they end with the
-server.";
+understood there. The sender may be forged, so a request is refused whose answer may be long
+(--max-udp-answer): orderstatus and neworder may have some 850 bytes. There is no authentication.
+The rows are in memory alone: they end with the server.";
 
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
@@ -178,6 +179,9 @@ struct TpccOptions {
     /// Where the random numbers of the first rows start
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// The longest answer over UDP, whose sender may be forged; requests that may have a longer one are refused
+    #[arg(long, value_name = "SIZE", default_value = "1392", value_parser = size)]
+    max_udp_answer: usize,
 }
 
 /// Room for the first orders of a district, and some more.
@@ -256,7 +260,7 @@ fn scan(options: &ScanOptions) -> Result<(), String> {
 }
 
 fn tpcc(options: &TpccOptions) -> Result<(), String> {
-    let TpccOptions { common, warehouses, orders, seed } = options;
+    let TpccOptions { common, warehouses, orders, seed, max_udp_answer } = options;
     let orders = *orders as u64;
     if !(ORDERS_MIN..=ORDERS_MAX).contains(&orders) {
         wrong(format!("--orders {orders}: want {ORDERS_MIN} to {ORDERS_MAX}"));
@@ -267,7 +271,7 @@ fn tpcc(options: &TpccOptions) -> Result<(), String> {
             "--warehouses {warehouses} --orders {orders}: the kernel refuses the addresses (see ulimit -v and vm.overcommit_memory): {error}"
         )
     })?;
-    service::run(common, Arc::new(Server::new(database)))
+    service::run(common, Arc::new(Server::new(database, *max_udp_answer)))
 }
 
 #[cfg(test)]

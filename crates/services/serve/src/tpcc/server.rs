@@ -5,7 +5,7 @@
 //! read before the answers are sent.
 //!
 //! A datagram is 8 bytes that the client chooses and a line; its answer is those 8 bytes and a line. Its sender may be forged: what is no request has no
-//! answer, and `check`, `stats` and `quit` are none there.
+//! answer, and `check`, `stats` and `quit` are none there. A request whose answer may be longer than `--max-udp-answer` is refused before anything is done.
 
 use std::fmt::Write;
 use std::io;
@@ -16,7 +16,7 @@ use farshore_uthread::net::Datagram;
 use super::check::{CONDITIONS, check};
 use super::database::{Database, Failed};
 use super::protocol::{LINE_MAX, Request, parse};
-use super::rows::text;
+use super::rows::{LINES, text};
 use super::stats::{Count, NAMES};
 use super::work::{self, NewOrder, Placed, Status};
 use crate::service::{BUFFER, Connections, Service, Stream};
@@ -33,12 +33,29 @@ pub struct Server {
     connections: Connections,
     /// Somebody looks at the conditions.
     checks: AtomicBool,
+    /// The longest answer to a datagram, without its number.
+    max_udp_answer: usize,
 }
 
 impl Server {
-    /// Around this database.
-    pub fn new(database: Database) -> Server {
-        Server { database, connections: Connections::default(), checks: AtomicBool::new(false) }
+    /// Around this database, with answers to datagrams that have at most so many bytes.
+    pub fn new(database: Database, max_udp_answer: usize) -> Server {
+        Server { database, connections: Connections::default(), checks: AtomicBool::new(false), max_udp_answer }
+    }
+
+    /// The answer to a datagram, if it is one.
+    fn told(&self, datagram: &[u8]) -> Option<Vec<u8>> {
+        let (number, line) = datagram.split_first_chunk::<NUMBER>()?;
+        let request = parse(line.strip_suffix(b"\n").unwrap_or(line), &self.database.scale).ok()?;
+        let mut answer = String::new();
+        if longest(&request)? <= self.max_udp_answer {
+            self.answer(&request, &mut answer);
+        } else {
+            self.database.counters.add(Count::Refused);
+            answer.push_str("ERROR the answer is too long for UDP: ask by TCP");
+        }
+        answer.push_str("\r\n");
+        Some([number, answer.as_bytes()].concat())
     }
 
     /// Appends the answer to a request. Whether the connection goes on: it does not where the server is told to end.
@@ -149,6 +166,18 @@ impl Server {
     }
 }
 
+/// Bytes that the answer to a request may have, by UDP. `None`: there it is no request.
+fn longest(request: &Request) -> Option<usize> {
+    // An error has no more, nor has an answer without lines.
+    const NO_LINES: usize = 128;
+    match request {
+        Request::NewOrder(order) => Some(NO_LINES + 32 * order.count),
+        Request::OrderStatus(_) => Some(NO_LINES + 48 * LINES as usize),
+        Request::Payment(_) | Request::Delivery(_) | Request::StockLevel(_) => Some(NO_LINES),
+        Request::Check | Request::Stats | Request::Quit => None,
+    }
+}
+
 /// Writes to memory, which takes anything.
 fn put(to: &mut String, what: std::fmt::Arguments<'_>) {
     let _ = to.write_fmt(what);
@@ -213,18 +242,8 @@ impl Service for Server {
     }
 
     fn datagram(&self, mut datagram: Datagram<'_>) {
-        let Some((number, line)) = datagram.bytes().split_first_chunk::<NUMBER>() else { return datagram.malformed() };
-        let number = *number;
-        let line = line.strip_suffix(b"\n").unwrap_or(line);
-        let request = match parse(line, &self.database.scale) {
-            Ok(request) if !matches!(request, Request::Check | Request::Stats | Request::Quit) => request,
-            _ => return datagram.malformed(),
-        };
-        let mut answer = String::new();
-        self.answer(&request, &mut answer);
-        answer.push_str("\r\n");
-        // The longest answers have a part for each of 15 lines of an order, of some 60 bytes at most: they fit.
-        let told = [&number[..], answer.as_bytes()].concat();
+        let Some(told) = self.told(datagram.bytes()) else { return datagram.malformed() };
+        // The longest answer fits there.
         let Some(place) = datagram.buffer().get_mut(..told.len()) else { return datagram.malformed() };
         place.copy_from_slice(&told);
         datagram.reply(told.len());
@@ -248,7 +267,60 @@ mod tests {
     const SCALE: Scale = Scale { warehouses: 1, customers: 60, items: 200, orders: 3000 };
 
     fn server() -> Server {
-        Server::new(populate(SCALE, 7).unwrap())
+        Server::new(populate(SCALE, 7).unwrap(), 1392)
+    }
+
+    #[test]
+    fn answers_to_datagrams_have_a_limit() {
+        let mut server = server();
+        let text = |told: Option<Vec<u8>>| String::from_utf8(told.unwrap()).unwrap();
+        let requests =
+            ["orderstatus 1 1 1", "neworder 1 1 1 1:1:9 2:1:9 3:1:9 4:1:9 5:1:9", "payment 1 1 1 1 1 500000", "delivery 1 3"];
+        for (at, request) in requests.iter().enumerate() {
+            let datagram = format!("{at:08}{request}\r\n");
+            server.max_udp_answer = 1392;
+            let told = text(server.told(datagram.as_bytes()));
+            assert!(told.starts_with(&format!("{at:08}OK ")), "{told}");
+            let most = longest(&parse(request.as_bytes(), &SCALE).unwrap()).unwrap();
+            assert!(told.len() <= NUMBER + most, "{} of {most}: {told}", told.len());
+            let orders = server.database.counters.get(Count::NewOrders);
+            server.max_udp_answer = 150;
+            let told = text(server.told(datagram.as_bytes()));
+            let long = "ERROR the answer is too long for UDP: ask by TCP\r\n";
+            assert_eq!(told == format!("{at:08}{long}"), at < 2, "{told}");
+            assert_eq!(server.database.counters.get(Count::NewOrders), orders, "it was not done");
+        }
+        for none in ["", "1234567", "12345678", "12345678hello", "12345678check", "12345678stats", "12345678quit\n"] {
+            assert_eq!(server.told(none.as_bytes()), None, "{none}");
+        }
+    }
+
+    /// What the longest possible fields come to.
+    #[test]
+    fn no_answer_is_longer_than_is_said() {
+        use crate::tpcc::rows::OrderLine;
+        use crate::tpcc::work::{Line, OrderStatus, Ordered, Who};
+        let line = OrderLine {
+            i_id: 100_000,
+            supply_w_id: 10_000,
+            delivery_d: 9_999_999_999,
+            quantity: 10,
+            amount: 9_999_999,
+            dist_info: [0; 24],
+        };
+        let (o, lines) = (1 << 24, [Some(line); LINES as usize]);
+        let status = Status { c: 3000, balance: i64::MIN, o, entry_d: 9_999_999_999, carrier: 10, lines };
+        let mut answer = String::new();
+        of_status(&status, &mut answer);
+        let asked = Request::OrderStatus(OrderStatus { w: 1, d: 1, who: Who::Id(1) });
+        assert!(answer.len() + 2 <= longest(&asked).unwrap(), "{answer}");
+        let order = NewOrder { w: 1, d: 1, c: 1, lines: [Line::default(); LINES as usize], count: LINES as usize };
+        let lines = [Ordered { price: 10_000, amount: 100_000, stock: 100, brand: true }; LINES as usize];
+        let (discount, tax, total) = (5000, 2000, u64::MAX);
+        let placed = Placed { o, discount, w_tax: tax, d_tax: tax, credit: *b"BC", last: [b'X'; 16], total, lines };
+        answer.clear();
+        of_order(&order, &placed, &mut answer);
+        assert!(answer.len() + 2 <= longest(&Request::NewOrder(order)).unwrap(), "{answer}");
     }
 
     #[test]
