@@ -15,9 +15,10 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
+use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
-use farshore_uthread::yield_now;
+use farshore_uthread::{sleep, yield_now};
 
 use crate::memory::Region;
 
@@ -27,6 +28,10 @@ pub const PAGE: u64 = 512;
 const LOCKED: u64 = 1;
 /// From a version word to the next larger one.
 const STEP: u64 = 2;
+/// Looks at a lock of another worker before the reader sleeps: it is held for microseconds, unless its owner waits for a page in place.
+const LOOKS: u32 = 100;
+/// How long it sleeps before the next look.
+const MOMENT: Duration = Duration::from_micros(50);
 /// Words that are read at a time.
 const PIECE: usize = 8;
 
@@ -127,7 +132,7 @@ impl Table {
 #[derive(Debug)]
 pub struct Records {
     words: Region<AtomicU64>,
-    /// How often somebody had to wait for a lock.
+    /// How often somebody found a record locked: once, however long it took.
     locked: AtomicU64,
 }
 
@@ -154,11 +159,18 @@ impl Records {
     pub fn read<R: Row>(&self, place: Place) -> (R, Version) {
         let mut row = R::zeroed();
         let into: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut row));
+        let mut looks = 0;
         loop {
             let before = self.word(place).load(Acquire);
             if before & LOCKED != 0 {
-                self.locked.fetch_add(1, Relaxed);
-                yield_now();
+                looks = LOOKS.min(looks + 1);
+                if looks == 1 {
+                    self.locked.fetch_add(1, Relaxed);
+                }
+                // Where the runtime is being shut down nobody sleeps.
+                if looks < LOOKS || sleep(MOMENT).is_err() {
+                    yield_now();
+                }
                 continue;
             }
             let mut at = place.0 as usize + 1;
@@ -244,6 +256,25 @@ mod tests {
             assert!(end - next < PAGE, "no page is empty");
         }
         assert!(Table::of(2, u64::MAX / 2, &mut 0).is_err());
+    }
+
+    #[test]
+    fn a_reader_counts_a_lock_once_and_waits_for_it() {
+        let mut end = 0;
+        let place = Table::new::<Number>(1, &mut end).unwrap().at(0);
+        let records = Records::new(end).unwrap();
+        let version = records.lock(place).unwrap();
+        let row = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| records.read::<Number>(place));
+            while records.found_locked() == 0 {
+                std::thread::yield_now();
+            }
+            // Time for many looks.
+            std::thread::sleep(400 * MOMENT);
+            records.unlock_with(place, words_of(&Number(7)), version.next());
+            reader.join().unwrap()
+        });
+        assert_eq!((row, records.found_locked()), ((Number(7), version.next()), 1));
     }
 
     #[test]

@@ -16,8 +16,8 @@
 //! other version. Where a transaction looks for the smallest or largest key, the index is made of records itself ([`super::database`]).
 //!
 //! **Locks and far pages.** Whoever has a lock does not leave its worker: no unithread of the same worker ever finds a lock, and those of other workers
-//! find one for some microseconds. If a page is evicted between steps 1 and 4 its lock's owner waits for it in place: rare, slow, and right, because
-//! whoever brings the page needs no lock of ours. Nobody waits for a lock while it has one, so there is no deadlock.
+//! find one for some microseconds. If a page is evicted between steps 1 and 4 its lock's owner waits for it in place: slow, in little memory not rare, and
+//! right, because whoever brings the page needs no lock of ours. A reader of another worker sleeps meanwhile. Nobody waits for a lock while it has one, so there is no deadlock.
 //!
 //! What differs from Silo: a try instead of a wait in step 2; no epochs, and versions that say nothing across records, since nothing is logged or read as
 //! of the past.
