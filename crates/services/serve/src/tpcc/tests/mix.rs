@@ -177,6 +177,10 @@ fn what_is_full_is_refused() {
         assert_eq!(neworder(&database, &one).unwrap().unwrap().o, o);
     }
     assert_eq!(neworder(&database, &one), Err(Failed::Full));
+    // One that would be rolled back comes as far as to the district, too.
+    let mut none = one;
+    none.lines[4].item = scale.items + 1;
+    assert_eq!(neworder(&database, &none), Err(Failed::Full));
     let pay = Payment { w: 1, d: 1, c_w: 1, c_d: 1, who: Who::Id(1), amount: 5 };
     let paid = (0..200).take_while(|_| payment(&database, &pay).is_ok()).count();
     assert_eq!((paid, payment(&database, &pay)), (100, Err(Failed::Full)), "700 rows, of which 600 were there");

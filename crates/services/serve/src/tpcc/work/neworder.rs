@@ -69,6 +69,8 @@ pub struct Placed {
 
 /// Places an order. `None`: an item is not there, so nothing has happened.
 ///
+/// All else is done also then, and rolled back at the end (clause 2.4.2.3).
+///
 /// # Errors
 /// Why it was not done.
 pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>, Failed> {
@@ -77,11 +79,12 @@ pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>,
         let warehouse: Warehouse = transaction.read(database.warehouse(w));
         let customer: Customer = transaction.read(database.customer(w, d, c));
         let newest: Newest = transaction.read(database.newest(w, d, c));
-        let (mut shown, mut sum) = ([Ordered::default(); LINES as usize], 0);
+        let (mut shown, mut sum, mut all_there) = ([Ordered::default(); LINES as usize], 0, true);
         let mut rows = [OrderLine::zeroed(); LINES as usize];
         for ((line, shown), row) in lines[..count].iter().zip(&mut shown).zip(&mut rows) {
             if line.item > database.scale.items {
-                return Err(Abort::Failed(Failed::NoItem));
+                all_there = false;
+                continue;
             }
             let item: Item = transaction.read(database.item(line.item));
             let place = database.stock(line.supplier, line.item);
@@ -121,12 +124,16 @@ pub fn neworder(database: &Database, order: &NewOrder) -> Result<Option<Placed>,
             before: newest.order,
         };
         transaction.write(database.order(w, d, o), &row);
-        for (number, row) in (1..).zip(&rows[..count]) {
+        // The line of an item that is not there has no item.
+        for (number, row) in (1..).zip(&rows[..count]).filter(|(_, row)| row.i_id != 0) {
             transaction.write(database.line(w, d, o, number), row);
         }
         let place = database.leaf(w, d, (o - 1) / LEAF);
         let Waiting { orders } = transaction.read(place);
         transaction.write(place, &Waiting { orders: orders | 1 << ((o - 1) % LEAF) });
+        if !all_there {
+            return Err(Abort::Failed(Failed::NoItem));
+        }
         let discount = u64::from(customer.discount);
         let total = total(sum, discount, warehouse.tax + district.tax);
         let (credit, last) = (customer.credit, customer.last);
