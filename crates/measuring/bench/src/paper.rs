@@ -9,8 +9,8 @@
 //!    rule. To add one: a [`Figure`] in the file of its paper, and its name in [`all`]. The tests say what it lacks.
 //! 2. **Raw rows are results** as every other comparison's ([`crate::result`]), each experiment with its place in the figure
 //!    ([`crate::result::PaperPoint`]). A page is made from them alone, so `--from` makes the same page again.
-//! 3. **Numbers of a paper are digits of its text or tables.** Nothing is read off a drawing; a curve without digits has no reference.
-//! 4. **Verdicts are made by a rule** from the interval of what was measured ([`judge`]). The reason for what does not agree is written by hand, with the claim.
+//! 3. **Numbers of a paper are digits of its text or tables, or computed from them and marked so.** Nothing is read off a drawing; a curve without digits has no reference.
+//! 4. **Verdicts are made by a rule** from the interval of what was measured ([`judge`]). What is known beforehand is written by hand, with the claim, and stands apart from verdicts.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -191,9 +191,9 @@ pub enum Value {
     Mean,
     /// Seconds of the measured phase.
     Seconds,
-    /// How long after the change in mid-run the rate was back at nine tenths of what it is later, in s.
+    /// How long after the change in mid-run the rate was back at nine tenths of what it was before, in s.
     Recovery,
-    /// The lowest rate after that change, in percent of what it is later.
+    /// The lowest rate after that change, in percent of what it was before.
     Dip,
     /// Mean time that a core took to ask another one for slots, in ns.
     Delegation,
@@ -233,7 +233,7 @@ impl Value {
             Value::Mean => "mean latency".into(),
             Value::Seconds => "run time".into(),
             Value::Recovery => "time until it is back".into(),
-            Value::Dip => "lowest rate, % of later".into(),
+            Value::Dip => "lowest rate, % of before".into(),
             Value::Delegation => "time of a delegation".into(),
         }
     }
@@ -263,9 +263,13 @@ pub struct Claim {
     pub section: &'static str,
     /// The paper's number; `None` where its text has none, and only says which is better.
     pub papers: Option<f64>,
+    /// What the number is computed from, or of what it is a bound; empty where its digits are the text's.
+    pub from: &'static str,
+    /// The paper says it of what it does better than. Who does better than that contradicts it.
+    pub baseline: bool,
     /// What is set beside it.
     pub ours: Ours,
-    /// Why it does not agree, if it does not: the setups' differences, which are known beforehand.
+    /// Which of the setups' differences is expected to matter: written before anything was measured, and no cause of what was.
     pub why: &'static str,
 }
 

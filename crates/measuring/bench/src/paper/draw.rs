@@ -102,7 +102,7 @@ fn x_axis(panel: &Panel, values: &[f64]) -> Option<Axis> {
 fn caption(plot: &Plot) -> String {
     let direction = if plot.value.less_is_better() { "Lower is better." } else { "Higher is better." };
     let papers = if plot.references.iter().any(|reference| !reference.points.is_empty()) {
-        " Hollow circles are digits of the paper's text."
+        " Hollow circles are digits of the paper's text, or what a drop that it states leaves of 100 %."
     } else {
         ""
     };

@@ -109,7 +109,7 @@ pub fn index(directory: &Path) -> String {
                     }
                 }
             }
-            section { h2 { "How it is judged" } p { (judge::RULE) } p { "Figures that disagree stand here as those that agree do. The reason is on the figure's page." } }
+            section { h2 { "How it is judged" } p { (judge::RULE) } p { "Figures that disagree stand here as those that agree do. What was expected beforehand is on the figure's page. A star: computed from digits of the paper's text, or a bound." } }
         }
     };
     html_page::page(title, &[&palette::css(), STYLE], &body)

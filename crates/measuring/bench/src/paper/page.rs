@@ -9,6 +9,7 @@ use super::{Figure, Panel, Plot, Value, draw};
 use crate::report::page::{STYLE, shown};
 use crate::report::{palette, tables, text};
 use crate::result::{Experiment, Results};
+use crate::statistics;
 
 /// The file of raw rows beside a page.
 pub const RAW: &str = "raw.json";
@@ -24,6 +25,7 @@ pub fn page(results: &Results, figure: &'static Figure) -> String {
             (verdicts(&judged))
             @for panel in figure.panels { (section(results, figure, panel)) }
             (paper(figure))
+            (beforehand(figure))
             section id="machine" {
                 h2 { "Where it was measured" }
                 div.pair { (tables::machine(&results.machine)) @if results.device.is_some() { (tables::limits(results.device.as_ref())) } }
@@ -68,6 +70,7 @@ fn verdicts(judged: &[Judged]) -> Markup {
             h2 { "Paper and Farshore" }
             p.agrees { (agrees) }
             p.differs { (differs) }
+            @if let Some(words) = few(judged) { p.note { (words) } }
             div.scroll {
                 table.claims {
                     thead { tr { th scope="col" { "what" } th scope="col" { "of" } th.number scope="col" { "paper" } th scope="col" { "in" } th.number scope="col" { "here (interval)" } th scope="col" { "verdict" } } }
@@ -76,7 +79,7 @@ fn verdicts(judged: &[Judged]) -> Markup {
                             tr {
                                 th scope="row" { (one.claim.what) }
                                 td { (one.claim.system) }
-                                td.number { (judge::papers(one.claim)) }
+                                td.number { (judge::papers(one.claim)) @if !one.claim.from.is_empty() { br; span.quiet { (one.claim.from) } } }
                                 td { (one.claim.section) }
                                 td.number.main { (judge::ours(one)) }
                                 td { (verdict(one)) }
@@ -85,13 +88,45 @@ fn verdicts(judged: &[Judged]) -> Markup {
                     }
                 }
             }
+            @if judged.iter().any(|one| !one.claim.from.is_empty()) { p { "* Computed from digits of the paper's text, or a bound." } }
+        }
+    }
+}
+
+/// With few rounds the interval promises less than it says.
+fn few(judged: &[Judged]) -> Option<String> {
+    let rounds = judged.iter().filter_map(|one| one.ours.as_ref()).map(|ours| ours.rounds.len());
+    let fewest = rounds.filter(|rounds| *rounds >= statistics::FEWEST_ROUNDS).min()?;
+    let odds = match fewest {
+        3 => "one case of four",
+        4 => "one case of eight",
+        _ => return None,
+    };
+    Some(format!(
+        "Some of it rests on {fewest} rounds. Of so few the interval goes from the smallest to the largest and is no 95 %: where the truth is that both are equal, it lies on one side in {odds}. Take five rounds or more."
+    ))
+}
+
+/// What was expected before anything was measured.
+fn beforehand(figure: &Figure) -> Markup {
+    let mut expected: Vec<&str> = Vec::new();
+    for claim in figure.claims {
+        if !expected.contains(&claim.why) {
+            expected.push(claim.why);
+        }
+    }
+    html! {
+        section id="beforehand" {
+            h2 { "Known beforehand" }
+            p { "Differences between the setups that we expect to matter, written before anything was measured. None of them was tested here, and none is the cause of a number on this page." }
+            ul { @for words in expected { li { (words) } } }
         }
     }
 }
 
 /// A verdict in its colour.
 pub(super) fn verdict(judged: &Judged) -> Markup {
-    let class = match judged.verdict.agrees() {
+    let class = match judged.agrees() {
         Some(true) => "faster",
         Some(false) if judged.verdict != judge::Verdict::Open => "slower",
         _ => "same",
@@ -213,7 +248,7 @@ fn paper(figure: &Figure) -> Markup {
             p { strong { "Here. " } (figure.here) }
             div.scroll {
                 table {
-                    caption { "Digits of its text and tables" }
+                    caption { "Digits of its text and tables, or computed from them where marked" }
                     thead { tr { th scope="col" { "panel" } th scope="col" { "system" } th scope="col" { "section" } th scope="col" { "what it says" } } }
                     tbody { @for (panel, reference) in references { tr { th scope="row" { (panel.title) } td { (reference.system) } td { (reference.section) } td { (reference.says) } } } }
                 }
@@ -231,7 +266,7 @@ fn reading() -> Markup {
                 li { "A mark is the median over the good rounds, its line the interval. A round is good if the program ended well and its data were right." }
                 li { (judge::RULE) }
                 li { "The ideal line is T0 + L × F: the time with all memory local, plus the latency of far memory for each page that the slowest thread of the first target waited for (MAGE, §3.1)." }
-                li { "The paper's numbers are digits of its text or tables. Nothing is read off its drawings. Absolute numbers of its machines are in the table and in no plot." }
+                li { "The paper's numbers are digits of its text or tables, or computed from them where marked. Nothing is read off its drawings. Absolute numbers of its machines are in the table and in no plot." }
             }
         }
     }

@@ -13,10 +13,10 @@ use crate::report::text::float;
 use crate::result::{Access, Device, DevicePoint, Experiment, Ratio, Results, Round, TargetResult};
 use crate::statistics;
 
-/// At this share of its later rate a workload that has changed is back.
+/// At this share of its rate before a workload that has changed is back.
 const BACK_AT: f64 = 0.9;
-/// Steps whose mean is the lowest rate: one alone may be luck.
-const DIP_STEPS: usize = 3;
+/// Steps whose mean is the rate at a time: one alone may be luck.
+const STEPS: usize = 3;
 
 /// A number of each good round.
 pub type Rounds = BTreeMap<u32, f64>;
@@ -101,6 +101,13 @@ pub fn rounds(experiment: &Experiment, target: &TargetResult, value: Value) -> R
     numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect()
 }
 
+/// Good rounds that have no number above 0: nothing was done, or the rate never came back.
+#[must_use]
+pub fn lost(target: &TargetResult, value: Value) -> usize {
+    let has = |round: &&Round| of_round(round, value).is_some_and(|number| number.is_finite() && number > 0.0);
+    good(target).count() - good(target).filter(has).count()
+}
+
 fn good(target: &TargetResult) -> impl Iterator<Item = &Round> {
     target.rounds.iter().filter(|round| round.wrong.is_empty())
 }
@@ -133,26 +140,48 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
         }
         Value::Seconds => Some(outcome.seconds),
         // Back at once is back within the step.
-        Value::Recovery => outcome.timeline.recovery(BACK_AT).map(|seconds| seconds.max(outcome.timeline.step_seconds)),
+        Value::Recovery => recovery(outcome).map(|seconds| seconds.max(outcome.timeline.step_seconds)),
         Value::Dip => dip(outcome),
         Value::Delegation => Some(counted("delegation_ns")? / counted("delegations")?),
         Value::Timeline => None,
     }
 }
 
-/// The lowest rate after the last mark, in percent of the median of the last half of the time after it.
-fn dip(outcome: &Outcome) -> Option<f64> {
+/// A change in mid-run: the median of the steps before the last mark, when the first step behind it begins after it in s, and the rates of the steps from there on.
+fn change(outcome: &Outcome) -> Option<(f64, f64, Vec<f64>)> {
     let timeline = &outcome.timeline;
     let &(at, _) = timeline.marks.last()?;
     let begins = |step: usize| float(step as u64) * timeline.step_seconds;
     // The last step may be shorter.
     let steps = timeline.operations.len().checked_sub(1)?;
-    let after: Vec<f64> = (0..steps).filter(|step| begins(*step) >= at).map(|step| float(timeline.operations[step])).collect();
-    let later = statistics::median(&after[after.len() / 2..])?;
-    let means = after.windows(DIP_STEPS).map(|steps| steps.iter().sum::<f64>() / float(DIP_STEPS as u64));
-    let lowest = means.fold(f64::INFINITY, f64::min);
+    // Times are sums of tenths, and not exact.
+    let near = timeline.step_seconds * 1e-6;
+    let of = |wanted: &dyn Fn(usize) -> bool| -> Vec<f64> {
+        (0..steps).filter(|step| wanted(*step)).map(|step| float(timeline.operations[step])).collect()
+    };
+    let before = statistics::median(&of(&|step| begins(step + 1) <= at + near))?;
+    let first = (0..steps).find(|step| begins(*step) >= at - near)?;
+    // Later rates are no base: they may have collapsed.
+    (before > 0.0).then(|| (before, (begins(first) - at).max(0.0), of(&|step| step >= first)))
+}
+
+fn means(rates: &[f64]) -> impl Iterator<Item = f64> {
+    rates.windows(STEPS).map(|steps| steps.iter().sum::<f64>() / float(STEPS as u64))
+}
+
+/// After how many seconds the rate was back; `None` if it never was.
+fn recovery(outcome: &Outcome) -> Option<f64> {
+    let (before, lag, after) = change(outcome)?;
+    let back = means(&after).position(|rate| rate >= BACK_AT * before)?;
+    Some(lag + float(back as u64) * outcome.timeline.step_seconds)
+}
+
+/// The lowest rate after the change, in percent of that before it.
+fn dip(outcome: &Outcome) -> Option<f64> {
+    let (before, _, after) = change(outcome)?;
+    let lowest = means(&after).fold(f64::INFINITY, f64::min);
     // A rate of 0 is a number too: as a ratio it would be left out.
-    (later > 0.0 && lowest.is_finite()).then(|| (lowest / later * 100.0).max(0.1))
+    lowest.is_finite().then(|| (lowest / before * 100.0).max(0.1))
 }
 
 /// The ideal line of a panel, in operations a second or percent of all local: (shown, number).
@@ -262,7 +291,24 @@ mod tests {
         assert_eq!(number(&round, Value::PagesIn), Some(60.0));
         assert_eq!((number(&round, Value::Quantile(0.5)), number(&round, Value::Mean)), (Some(10.0), Some(20.0)));
         assert_eq!((number(&round, Value::Dip), number(&round, Value::Delegation)), (Some(40.0), Some(25.0)));
-        assert!(number(&round, Value::Recovery).is_some_and(|seconds| seconds > 0.0));
+        // 20, 40, 60, then 100: back from the step that begins 0.3 s after the change.
+        assert!(number(&round, Value::Recovery).is_some_and(|seconds| (seconds - 0.3).abs() < 1e-9));
+    }
+
+    #[test]
+    fn a_rate_that_collapses_does_not_come_back() {
+        let mut round = round(1, 40, 2.0);
+        let operations = vec![100, 100, 100, 10, 10, 10, 10, 10, 10, 3];
+        round.outcome.as_mut().unwrap().timeline = Timeline { step_seconds: 0.1, operations, marks: vec![(0.3, "moves".into())] };
+        // Set against the later rate it would be back at once, and have no dip.
+        assert_eq!((of_round(&round, Value::Dip), of_round(&round, Value::Recovery)), (Some(10.0), None));
+        let target = target("ours", vec![round.clone()]);
+        assert_eq!((lost(&target, Value::Dip), lost(&target, Value::Recovery)), (0, 1));
+        round.outcome.as_mut().unwrap().operations = 0;
+        round.outcome.as_mut().unwrap().timeline.operations = vec![100, 100, 100, 0, 0, 0, 0, 0];
+        assert_eq!((of_round(&round, Value::Dip), of_round(&round, Value::Rate)), (Some(0.1), Some(0.0)));
+        let bad = Round { wrong: vec!["bad".into()], ..round.clone() };
+        assert_eq!(lost(&self::target("ours", vec![round, bad]), Value::Rate), 1);
     }
 
     #[test]

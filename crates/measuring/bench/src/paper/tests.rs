@@ -95,6 +95,10 @@ fn claims_are_about_what_is_measured() {
                 "{at}"
             );
             assert!(claim.papers.is_some() || matches!(claim.ours, Ours::Times(..)), "{at}: a level has the paper's number");
+            let marked = ["computed: ", "a lower bound, computed: ", "the text says "];
+            assert!(claim.from.is_empty() || claim.papers.is_some(), "{at}: no number is computed");
+            assert!(claim.from.is_empty() || marked.iter().any(|mark| claim.from.starts_with(mark)), "{at}: {}", claim.from);
+            assert!(!claim.baseline || !matches!(claim.ours, Ours::Times(..)), "{at}: a ratio is of no baseline");
             for term in terms(claim) {
                 let peak = term.panel.ends_with(PEAK);
                 let panel = figure.panel(term.panel.trim_end_matches(PEAK)).unwrap_or_else(|| panic!("{at}: {term:?}"));

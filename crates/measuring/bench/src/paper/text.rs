@@ -49,11 +49,13 @@ pub fn figure(figure: &Figure, judged: &[Judged], colours: bool, width: usize) -
     ];
     let head = Tone::Strong.paint(&format!("{}: {}, {}", figure.name, figure.place(), figure.title), colours);
     let [agrees, differs] = judge::sentences(judged).map(|sentence| sentence.replace('\u{a0}', " "));
-    format!("{head}\n{}{agrees}\n{differs}\n", grid::render(columns, width, colours))
+    let marked = judged.iter().any(|one| !one.claim.from.is_empty());
+    let star = if marked { "* computed from the paper's digits, or a bound: the sentences say from what.\n" } else { "" };
+    format!("{head}\n{}{star}{agrees}\n{differs}\n", grid::render(columns, width, colours))
 }
 
 fn tone(judged: &Judged) -> Tone {
-    match judged.verdict.agrees() {
+    match judged.agrees() {
         Some(true) => Tone::Good,
         Some(false) if judged.verdict != judge::Verdict::Open => Tone::Bad,
         _ => Tone::Plain,
