@@ -349,7 +349,7 @@ def test_paper(window, papers, pytestconfig, which, scheme, width):
     if which == "figure":
         check_figures(page)
         check_contrast(page, scheme)
-        for words in ("What agrees:", "What does not, and why:", "MAGE-Lib (paper, §6.2)", "Hollow circles are digits of the paper's text"):
+        for words in ("What agrees:", "What does not:", "MAGE-Lib (paper, §6.2)", "Hollow circles are digits of the paper's text"):
             expect(words in page["text"], f"the page does not say {words!r}")
     else:
         expect("mage-9-disk" in page["text"] and "was not measured" in page["text"], "the rows of the index")

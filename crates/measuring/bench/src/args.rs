@@ -253,15 +253,15 @@ Examples:
   sudo farshore bench paper mage-9 --out results/paper
       MAGE's figure 9: pages in results/paper, the raw rows beside them
   sudo farshore bench paper all --out results/paper
-      every figure; what is there is measured anew
+      every figure; what is there is replaced when the new run has ended
   farshore bench paper adios-7 --quick
       whether it works here
   farshore bench paper mage-9 --from results/paper/mage-9/raw.json --out page
-      the page once more, after a reason or the rule has changed
+      the page once more, after the rule has changed
 
-A page has the plots with the paper's axes, the paper's numbers (digits of its text) as hollow
-marks, medians with intervals, a verdict for each claim by a rule that the page states, and two
-sentences: what agrees, and what does not and why. Sizes are scaled; each page says how.
+A page has the plots, the paper's numbers (digits of its text, or computed from them where marked)
+as hollow marks, medians with intervals, a verdict for each claim by a rule that the page states,
+and two sentences: what agrees, and what does not. Sizes are scaled; each page says how.
 
 Not for this: --against, --builds, --sweep, --memory, --pool, --swap-size, --swap-files, --json,
 --report, --results.";

@@ -87,11 +87,16 @@ pub fn check(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> 
         }
         place::New::begin(path).map(drop).map_err(|error| unwritable("--json", path, &error))?;
     }
-    if let Some(path) = report {
-        let begun = std::fs::create_dir_all(path).and_then(|()| place::New::begin(&path.join(".farshore-bench")).map(drop));
-        begun.map_err(|error| unwritable("--report", path, &error))?;
-    }
-    Ok(())
+    report.map_or(Ok(()), |path| check_directory("--report", path))
+}
+
+/// Whether files can be put into the directory that an option names; makes it.
+///
+/// # Errors
+/// Why not, with the option and the path.
+pub fn check_directory(option: &str, path: &Path) -> Result<(), Failure> {
+    let begun = std::fs::create_dir_all(path).and_then(|()| place::New::begin(&path.join(".farshore-bench")).map(drop));
+    begun.map_err(|error| unwritable(option, path, &error))
 }
 
 fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Failure {

@@ -77,6 +77,8 @@ fn a_page_has_verdicts_plots_points_and_the_papers_numbers() {
             "section paper",
             "h2 What the paper has",
             "table, 7 rows",
+            "section beforehand",
+            "h2 Known beforehand",
             "section machine",
             "h2 Where it was measured",
             "table, 15 rows",
@@ -85,11 +87,39 @@ fn a_page_has_verdicts_plots_points_and_the_papers_numbers() {
             "h2 How to read this",
         ]
     );
-    for words in ["What agrees: ", "What does not, and why: ", "href=\"raw.json\"", "href=\"../index.html\"", "ended by signal 9"]
+    for words in
+        ["What agrees: ", "What does not: ", "computed: ", "href=\"raw.json\"", "href=\"../index.html\"", "ended by signal 9"]
     {
         assert_eq!(page.matches(words).count().min(1), 1, "{words}");
     }
-    assert!(!page.contains("NaN") && !page.contains("Quick form"));
+    assert!(!page.contains("NaN") && !page.contains("Quick form") && !page.contains("because"));
+}
+
+#[test]
+fn three_rounds_are_said_to_be_few() {
+    let of = |rounds: usize| {
+        let mut results = synthetic::paper();
+        let targets = results.experiments.iter_mut().flat_map(|experiment| &mut experiment.targets);
+        targets.for_each(|target| target.rounds.truncate(rounds));
+        page(&results)
+    };
+    assert!(of(3).contains("one case of four") && !of(2).contains("one case of"));
+}
+
+#[test]
+fn only_a_finished_run_replaces_results() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join(synthetic::PAPER);
+    assert!(!index::is_kept(&folder));
+    let mut results = synthetic::paper();
+    write(&results, directory.path());
+    assert!(index::is_kept(&folder));
+    results.experiments.iter_mut().for_each(|experiment| experiment.paper.as_mut().unwrap().quick = true);
+    write(&results, directory.path());
+    assert!(!index::is_kept(&folder));
+    // What cannot be read may be another version's results.
+    fs::write(folder.join("raw.json"), "{").unwrap();
+    assert!(index::is_kept(&folder));
 }
 
 #[test]

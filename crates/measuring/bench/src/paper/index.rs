@@ -14,6 +14,16 @@ use crate::report::page::STYLE;
 use crate::report::palette;
 use crate::result::Results;
 
+/// The raw rows of a run that has not ended, beside a figure's page.
+pub const UNFINISHED: &str = "raw-unfinished.json";
+
+/// Whether a figure's directory has raw rows that only a finished run may replace: all but those of the quick form.
+#[must_use]
+pub fn is_kept(folder: &Path) -> bool {
+    let raw = folder.join(RAW);
+    raw.exists() && !compare::load(&raw).is_ok_and(|results| is_quick(&results))
+}
+
 /// Writes a figure's page and raw rows to `DIR/NAME`, and the page of all figures to `DIR`. Returns the figure's page.
 ///
 /// # Errors

@@ -63,13 +63,28 @@ fn measure(
     let mut machine = machine::describe(&directory);
     machine.settings.extend(plan.bound().map(|bound| ("cores".to_string(), bound)));
     let folder = paper.out.join(figure.name);
-    output::check(None, Some(&folder))?;
+    output::check_directory("--out", &folder)?;
+    let raw = folder.join(page::RAW);
+    let kept = index::is_kept(&folder);
+    if kept && paper.quick {
+        return Err(Failure::Usage(format!(
+            "--quick: '{}' has results, and the quick form's are none: name another --out",
+            raw.display()
+        )));
+    }
     if let Some(line) = as_root(arguments) {
         output::tell(&line);
     }
-    let raw = folder.join(page::RAW);
-    let session =
-        Session { arguments, farshore, load: &load, directory: &directory, words: words.to_vec(), signals, json: Some(&raw) };
+    let unfinished = folder.join(index::UNFINISHED);
+    let session = Session {
+        arguments,
+        farshore,
+        load: &load,
+        directory: &directory,
+        words: words.to_vec(),
+        signals,
+        json: Some(&unfinished),
+    };
     output::tell(&format!(
         "{}: {}, {}; about {:.0} minutes",
         figure.name,
@@ -79,9 +94,18 @@ fn measure(
     ));
     let needs = plan.needs();
     let (results, ended) = session.measure(&needs, Series::Paper(&plan), machine)?;
-    // Also what was measured before an error or Ctrl-C: nothing is lost.
-    if !results.experiments.is_empty() {
+    let finished = ended.is_ok() && !signals.stopped();
+    // Also what was measured before an error or Ctrl-C: nothing is lost. But it replaces nothing.
+    if !results.experiments.is_empty() && (finished || !kept) {
         tell(&results, figure, &paper.out)?;
+        // Without it nothing is amiss: its rows are in the other file.
+        let _ = std::fs::remove_file(&unfinished);
+    } else if !results.experiments.is_empty() {
+        output::tell(&format!(
+            "'{}' and its page stay as they were: this run did not end. Its rows are in '{}', which --from draws",
+            raw.display(),
+            unfinished.display()
+        ));
     }
     ended?;
     Ok(is_bad(&needs, &results))
@@ -101,7 +125,7 @@ fn draw_again(raw: &Path, wanted: Option<&str>, out: &Path) -> Result<u8, Failur
         paper::find(name).map_err(Failure::Usage)?;
     }
     let (results, figure) = index::read(raw, wanted).map_err(Failure::Failed)?;
-    output::check(None, Some(&out.join(figure.name)))?;
+    output::check_directory("--out", &out.join(figure.name))?;
     tell(&results, figure, out).map(|()| 0)
 }
 
