@@ -269,7 +269,7 @@ pub struct Claim {
     pub baseline: bool,
     /// What is set beside it.
     pub ours: Ours,
-    /// Which of the setups' differences is expected to matter: written before anything was measured, and no cause of what was.
+    /// Which of the setups' differences is expected to matter: written before anything was measured, and not given as the cause of what was.
     pub why: &'static str,
 }
 

@@ -206,6 +206,14 @@ fn verdicts_follow_the_rows() {
     let mut few = times(3.2);
     few.experiments.iter_mut().flat_map(|experiment| &mut experiment.targets).for_each(|target| target.rounds.truncate(2));
     assert_eq!(verdict(&few), Verdict::TooFew);
+    // A round that did nothing is not dropped.
+    let mut idle = times(3.2);
+    rounds(&mut idle, "farshore").filter(|round| round.number == 2).for_each(|round| {
+        round.outcome.as_mut().unwrap().operations = 0;
+    });
+    let judged = judge::all(&idle, figure());
+    assert_eq!((judged[0].verdict, judged[0].words()), (Verdict::Open, "nothing is decided"));
+    assert!(judge::sentences(&judged)[1].contains("have no number (farshore: 1 of "), "{:?}", judged[0].lost);
     let mut none = times(3.2);
     rounds(&mut none, "Linux swap").for_each(|round| round.wrong = vec!["bad".into()]);
     assert_eq!(verdict(&none), Verdict::Missing);

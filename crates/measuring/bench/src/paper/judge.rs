@@ -24,7 +24,7 @@ pub const LEVEL: f64 = 1.1;
 /// The rule, for a reader.
 pub const RULE: &str = "A ratio agrees if its interval lies above 1: in size if the whole interval is within a quarter of the paper's number, larger or smaller if the whole of it lies on that side of the number, else in direction. \
      A level is about the same if its whole interval is within a tenth of the paper's number, else it is better or worse if the whole of it lies on that side; a baseline that does better than the paper's contradicts the paper. \
-     Intervals are those of the median over the rounds (bootstrap, 95 %). Otherwise noise decides nothing, as with a round that never came back, and below three rounds nothing is decided at all.";
+     Intervals are those of the median over the rounds (bootstrap, 95 %). Otherwise noise decides nothing. Nothing is decided either below three rounds, or if a good round has no number: it did nothing, or never came back.";
 
 /// What the rule says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +103,13 @@ impl Judged {
     pub fn agrees(&self) -> Option<bool> {
         // A baseline that does better than the paper's.
         if self.claim.baseline && self.verdict == Verdict::Better { Some(false) } else { self.verdict.agrees() }
+    }
+
+    /// The verdict in three words.
+    #[must_use]
+    pub fn words(&self) -> &'static str {
+        // That is no noise.
+        if self.verdict == Verdict::Open && !self.lost.is_empty() { "nothing is decided" } else { self.verdict.words() }
     }
 }
 
@@ -294,7 +301,7 @@ fn sentence(judged: &Judged) -> String {
     let papers = claim.papers.map_or_else(String::new, |papers| format!(" {}", number(claim.ours, papers)));
     let from = if claim.from.is_empty() { String::new() } else { format!("; {}", claim.from) };
     let lost = if judged.lost.is_empty() { String::new() } else { format!(", as {}", without(judged)) };
-    let words = judged.verdict.words();
+    let words = judged.words();
     format!("{}: here {}, {}{papers} ({}{from}), {words}{lost}", claim.what, ours(judged), claim.system, claim.section)
 }
 
@@ -391,9 +398,11 @@ mod tests {
         let open = judged(Verdict::Open, Some(ratio(0.9, 1.5, 1.6, 5)));
         assert!(sentences(std::slice::from_ref(&open))[1].ends_with("noise decides nothing."));
         let lost = Judged { lost: vec!["s: 1 of 5 rounds".into()], ..open };
-        assert!(sentences(&[lost])[1].ends_with(
-            "noise decides nothing, as rounds that did nothing, or never came back, have no number (s: 1 of 5 rounds)."
-        ));
+        assert!(
+            sentences(&[lost])[1].ends_with(
+                "nothing is decided, as rounds that did nothing, or never came back, have no number (s: 1 of 5 rounds)."
+            )
+        );
         let [one, two] = sentences(&[judged(Verdict::Missing, None)]);
         assert!(
             one.starts_with("What agrees: nothing was decided (1 of 1") && two.ends_with("not: nothing was decided."),

@@ -79,8 +79,8 @@ fn verdicts(judged: &[Judged]) -> Markup {
                             tr {
                                 th scope="row" { (one.claim.what) }
                                 td { (one.claim.system) }
-                                td.number { (judge::papers(one.claim)) @if !one.claim.from.is_empty() { br; span.quiet { (one.claim.from) } } }
-                                td { (one.claim.section) }
+                                td.number { (judge::papers(one.claim)) }
+                                td { (one.claim.section) @if !one.claim.from.is_empty() { br; span.quiet { (one.claim.from) } } }
                                 td.number.main { (judge::ours(one)) }
                                 td { (verdict(one)) }
                             }
@@ -118,7 +118,7 @@ fn beforehand(figure: &Figure) -> Markup {
     html! {
         section id="beforehand" {
             h2 { "Known beforehand" }
-            p { "Differences between the setups that we expect to matter, written before anything was measured. None of them was tested here, and none is the cause of a number on this page." }
+            p { "Differences between the setups that we expect to matter, written before anything was measured. None of them was tested here, so none is given as the cause of a number." }
             ul { @for words in expected { li { (words) } } }
         }
     }
@@ -131,7 +131,7 @@ pub(super) fn verdict(judged: &Judged) -> Markup {
         Some(false) if judged.verdict != judge::Verdict::Open => "slower",
         _ => "same",
     };
-    html! { span class={ "verdict " (class) } { (judged.verdict.words()) } }
+    html! { span class={ "verdict " (class) } { (judged.words()) } }
 }
 
 fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {

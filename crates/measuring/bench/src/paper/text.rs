@@ -45,7 +45,7 @@ pub fn figure(figure: &Figure, judged: &[Judged], colours: bool, width: usize) -
         column("of", false, 2, &|one| one.claim.system.into()),
         column("paper", true, 0, &|one| plain(judge::papers(one.claim))),
         column("here", true, 0, &|one| plain(judge::ours(one))),
-        column("verdict", false, 0, &|one| Cell { text: one.verdict.words().into(), tone: tone(one) }),
+        column("verdict", false, 0, &|one| Cell { text: one.words().into(), tone: tone(one) }),
     ];
     let head = Tone::Strong.paint(&format!("{}: {}, {}", figure.name, figure.place(), figure.title), colours);
     let [agrees, differs] = judge::sentences(judged).map(|sentence| sentence.replace('\u{a0}', " "));
