@@ -207,9 +207,9 @@ class TestPace(Command):
     def test_adapts(self):
         """Batches shrink while little is asked for, and grow when much is."""
         text = ("import mmap, sys, time\n"
-                "m = mmap.mmap(-1, 96 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+                "m = mmap.mmap(-1, 288 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
                 "def touch(pause):\n"
-                "    for at in range(0, 96 << 20, 4096):\n"
+                "    for at in range(0, 288 << 20, 4096):\n"
                 "        m[at] = 1\n"
                 "        if pause and at % (1 << 14) == 0: time.sleep(0.004)\n"
                 "        yield\n"
@@ -225,11 +225,10 @@ class TestPace(Command):
                 "    for _ in touch(False): pass\n"
                 "print('end', flush=True)\n"
                 "input()\n")
-        with self.program("32M", [sys.executable, "-c", text], ["--evictors", "1", "--prefetch", "none"]) as program:
+        with self.program("128M", [sys.executable, "-c", text], ["--evictors", "1", "--prefetch", "none"]) as program:
             program.line()
             filled = program.pace()
-            # A fortieth of 8,192 pages, in three batches.
-            expect(filled["batch_pages_most"] == 68 and not filled["batch_fixed"], f"{filled}")
+            expect(filled["batch_pages_most"] == 256 and not filled["batch_fixed"], f"{filled}")
             program.go_on()
             expect(program.line() == ["slow"], "not slow")
             program.until("small batches", lambda: program.pace()["batch_pages"] == 64)
