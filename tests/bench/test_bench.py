@@ -190,7 +190,7 @@ class TestBench:
         raw, page, out, folder = self.paper("mage-5")
         index = harness.read_text(os.path.join(folder, "index.html"))
         expect('href="mage-5/index.html"' in index and "was not measured" in index and "(quick form)" in index, "the index")
-        expect("too few rounds" in out and "What does not, and why:" in out, f"no verdicts: {out}")
+        expect("too few rounds" in out and "What agrees:" in out, f"no verdicts: {out}")
         experiments = {(one["paper"]["x"], one["paper"]["variant"]): one for one in raw["experiments"]}
         expect(sorted(experiments) == [(x, variant) for x in (1, 8) for variant in ("faults alone", "with evictions")], f"points: {sorted(experiments)}")
         for (x, variant), experiment in experiments.items():
