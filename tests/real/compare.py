@@ -63,7 +63,7 @@ class Both:
     def under_farshore(self, case, argv, mode, native, status, folder):
         """The outcome in one mode; it must be the native one."""
         # A disk that many share stands still for ten seconds now and then, of which a line would tell.
-        command = harness.farshore_argv(self.farshore, argv, case.limit, mode, swap=[f"dir:{folder}"], extra=["--io-timeout", "60s"])
+        command = harness.farshore_argv(self.farshore, argv, case.limit, mode, swap=[f"dir:{folder}"], extra=harness.PATIENT)
         printed, outcome = self.run(command, case.env, case.stdin, folder)
         expect(not outcome.timed_out, f"no end after {SECONDS} s\n{outcome.picture}")
         wanted, said = case.refused or (None, None)

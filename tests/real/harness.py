@@ -389,6 +389,11 @@ ROOMY = 64 << 30
 SMALLEST_LIMIT = 4 * MIB
 
 
+# Options for what must say nothing on stderr on any disk. (ext4 that is mounted with `discard` waits for a discard when a block of the extent tree becomes free,
+# with the file locked: seconds, on some virtual disks.)
+PATIENT = ("--io-timeout", "60s")
+
+
 def farshore_argv(farshore, argv, limit, fault="upcall", swap=(), stats=None, extra=()):
     """The command line that runs `argv` under farshore."""
     command = [farshore, "run", "--memory", str(limit), "--fault", fault]

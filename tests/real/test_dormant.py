@@ -39,7 +39,7 @@ WAITS = ("nanosleep", "poll", "ppoll", "select", "futex", "vectors")
 def asked(farshore, program, call):
     """What is wrong with a program that waits in `call` while somebody asks for its counters; None: nothing."""
     argv = [program, BALLAST, f"wait:{call}"]
-    run = subprocess.Popen([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run = subprocess.Popen([farshore, "run", "--memory", str(LIMIT), *harness.PATIENT, "--", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = os.read(run.stdout.fileno(), 100)
     time.sleep(0.3)  # The next thing is the call.
     answer = subprocess.run([farshore, "stat", str(run.pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -65,7 +65,7 @@ def kept(farshore, program, options):
     for section in sections:
         argv = [program, BALLAST, section]
         native = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
-        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *options, "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
+        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *harness.PATIENT, *options, "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
         if (run.returncode, run.stdout, run.stderr) != (0, native.stdout, b""):
             return f"{section}: {run}, natively {native}"
     return None
@@ -79,7 +79,7 @@ def child(farshore, program, section):
     """What is wrong with a section in a program that a shell starts; None: nothing."""
     argv = ["sh", "-c", '"$@"; exit $?', "sh", program, BALLAST, section]
     native = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-    run = subprocess.run([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *harness.PATIENT, "--", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          timeout=120, check=False)
     return None if (run.returncode, run.stdout, run.stderr) == (native.returncode, native.stdout, b"") else f"{run}, natively {native}"
 
@@ -135,7 +135,7 @@ def cut(farshore, program, how):
     """What is wrong with a program that needs more than its limit, where a library has cut libc's text in pieces; None: nothing."""
     library = harness.build_program("cut_text", ("-shared", "-fPIC"))
     with tempfile.NamedTemporaryFile() as stats:
-        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), "--stats", stats.name, "--", program, BALLAST, "stock"],
+        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *harness.PATIENT, "--stats", stats.name, "--", program, BALLAST, "stock"],
                              env={**os.environ, "LD_PRELOAD": library, "CUT_TEXT": how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
         native = subprocess.run([program, BALLAST, "stock"], stdout=subprocess.PIPE, check=False)
         if (run.returncode, run.stdout, run.stderr) != (0, native.stdout, b""):
@@ -157,7 +157,7 @@ def started(farshore, program, how):
     for section in ("threads-unseen", "threads-stray", "threads-waits"):
         argv = [program, BALLAST, section]
         run, native = (subprocess.run([program, "--started", how, *before, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
-                       for before in ([farshore, "run", "--memory", str(LIMIT), "--"], []))
+                       for before in ([farshore, "run", "--memory", str(LIMIT), *harness.PATIENT, "--"], []))
         if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
             return f"{section}: {run}, natively {native}"
     return None

@@ -148,7 +148,7 @@ class TestFailures(Command):
 
     def test_disk_full_rewritten(self):
         """A disk that is full, and has more room than the program needs: in places that were written before, not in all that were given out."""
-        with self.tmpfs("64M") as place:
+        with self.tmpfs("40M") as place:
             done = self.call("run", "--memory", "64M", "--swap", f"dir:{place}", "--", self.public_program("rewrite"), "80M", "10", timeout=120)
         expect((done.status, done.out) == (0, "right\n"), f"status {done.status}: {done.out} {done.err[-300:]}")
         expect(" is full: " in done.err, f"it was not full: {done.err}")

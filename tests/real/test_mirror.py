@@ -46,7 +46,7 @@ class TestMirror(Remote):
 
     def wait_for(self, process, pid, what, is_so):
         """Lets the program work until its copies are so."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not is_so(copies := self.copies(pid)):
             expect(time.monotonic() < deadline, f"it never comes: {what}; {copies}")
             self.rounds(process, 1)

@@ -618,6 +618,7 @@ pub fn run(runtime: &'static Runtime) {
         }
         let before = ledger.nudged.load(Ordering::Acquire);
         let changed = look(runtime);
+        own_threads::join_kin(runtime);
         budget::wake_relatives(runtime, ledger);
         if pilot::is_on() {
             // A relative may have been told so just now.

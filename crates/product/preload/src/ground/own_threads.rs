@@ -385,6 +385,9 @@ pub fn start_kin() -> Result<(), Errno> {
         return Ok(());
     }
     uninterrupted(|| {
+        if !rights::has_threads() {
+            rights::are_made_by_this_thread();
+        }
         let started = spawn(Job::Kin).inspect_err(|_| KIN.store(false, Ordering::Release));
         ROLL.wait(&KernelFutex);
         started
@@ -530,28 +533,46 @@ fn start_late(runtime: &'static Runtime) {
             return;
         }
         let begun = locked(runtime, |_| {
-            if STATE.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                return false;
-            }
-            rights::are_made_by_this_thread();
-            knock::listen_once(runtime);
-            if PREPARED.load(Ordering::Acquire) {
-                have_begun(runtime, start_all(runtime).map_err(no_thread));
-            } else if let Err(why) = spawn(Job::Begin) {
-                have_begun(runtime, Err(no_thread(why)));
-            }
-            while STATE.load(Ordering::Acquire) == STARTING {
-                KernelFutex.wait(&STATE, STARTING);
-            }
-            if !are_there() {
+            let begun = begin_all(runtime);
+            if begun && !are_there() {
                 // Some are of no use without the others. None of these needs the lock.
                 end_all(runtime);
             }
-            true
+            begun
         });
         if begun {
             return;
         }
+    }
+}
+
+/// Makes all that are missing, unless others do just now; under the address-space lock. Whether it has tried: then [`have_begun`] has said how it went.
+fn begin_all(runtime: &'static Runtime) -> bool {
+    if STATE.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return false;
+    }
+    if !thread::is_internal() {
+        rights::are_made_by_this_thread();
+    }
+    knock::listen_once(runtime);
+    if PREPARED.load(Ordering::Acquire) {
+        have_begun(runtime, start_all(runtime).map_err(no_thread));
+    } else if let Err(why) = spawn(Job::Begin) {
+        have_begun(runtime, Err(no_thread(why)));
+    }
+    while STATE.load(Ordering::Acquire) == STARTING {
+        KernelFutex.wait(&STATE, STARTING);
+    }
+    true
+}
+
+/// Makes the others, if there is something for them to do; by a kin thread that came alone, whose budget shrinks while the program does not fault. It waits
+/// for nobody: who ends threads waits for it. Those that it could make stay, when others could not be had: who ends threads ends them too.
+pub fn join_kin(runtime: &'static Runtime) {
+    let again = TRY_AGAIN.load(Ordering::Relaxed);
+    let is_time = || again == 0 || runtime.engine.clock.now_ns() >= again;
+    if STATE.load(Ordering::Acquire) == NONE && rights::can_be_made_again() && runtime.engine.wants_threads() && is_time() {
+        runtime.space.try_with(|_| begin_all(runtime));
     }
 }
 

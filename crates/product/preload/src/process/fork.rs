@@ -19,7 +19,7 @@ use crate::control::{chosen, policies};
 use crate::family::{self, Child};
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
-use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
+use crate::ground::runtime::{FORKING, Parts, Runtime, Space, locked, replace, runtime};
 use crate::ground::withheld::{self, Kept};
 use crate::ground::{count, files, own_threads, parts, thread, unithreads};
 use crate::signals;
@@ -175,6 +175,11 @@ pub fn child_started() {
     FORKING.store(0, Ordering::Relaxed);
     if mine.options.fault == FaultMode::Poll && !own_threads::ensure_now(mine) {
         report::abort(format_args!("a forked child cannot go on: in poll mode its faults need threads"));
+    }
+    // The kernel tells nobody of the pages that it copies for this process, which may never fault: somebody has to count them. Where there can be no
+    // thread now, the first fault makes it.
+    if family::wants_kin() {
+        let _ = locked(mine, |_| own_threads::start_kin());
     }
     signal::sigprocmask(How::Set, mask);
 }

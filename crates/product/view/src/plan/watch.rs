@@ -290,11 +290,11 @@ mod tests {
 
     #[test]
     fn a_limit_has_room_for_pages_and_for_what_farshore_takes() {
-        // A GiB and two evictors: 2048 pages each of staging memory, two batches of 256 free.
+        // A GiB and two evictors: 1024 pages each of staging memory, two batches of 256 free.
         let gib = 1 << 30;
-        assert!(limit_for(gib - (2 * 2048 + 512) * PAGE, 2).abs_diff(gib) <= 2 * PAGE);
-        // 16 MiB: batches of 85.
-        assert!(limit_for((16 << 20) - (6 * 85 + 170) * PAGE, 2).abs_diff(16 << 20) <= 16 * PAGE);
+        assert!(limit_for(gib - (2 * 1024 + 512) * PAGE, 2).abs_diff(gib) <= 2 * PAGE);
+        // 16 MiB: batches of 32.
+        assert!(limit_for((16 << 20) - (6 * 32 + 64) * PAGE, 2).abs_diff(16 << 20) <= 16 * PAGE);
         assert_eq!(limit_for(64 << 20, 0), limit_for(64 << 20, 1));
     }
 

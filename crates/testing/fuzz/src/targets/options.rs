@@ -90,12 +90,12 @@ pub fn assert_survives(options: &Options) {
     assert_eq!(read.stats.is_some(), options.stats.is_some());
     read.stats.clone_from(&options.stats);
     (read.library, read.followed, read.family) = (options.library.clone(), options.followed, options.family.clone());
-    (read.memory_merge, read.seat) = (options.memory_merge, options.seat);
+    (read.memory_merge, read.seat, read.monitor) = (options.memory_merge, options.seat, options.monitor);
     assert_eq!(&read, options, "{file}");
 }
 
 /// Options that a config file has not: they are between a program and those that it starts.
-const NOT_IN_FILES: [&str; 5] = ["library", "followed", "family", "memory_merge", "seat"];
+const NOT_IN_FILES: [&str; 6] = ["library", "followed", "family", "memory_merge", "seat", "monitor"];
 
 /// A config file that says the same as this JSON object.
 fn as_toml(json: &str) -> String {
