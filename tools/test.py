@@ -374,7 +374,7 @@ def parts(seed):
     shown = r"tests/.*::|=+ .* =+$"
     newcomer, programs = os.path.join(ROOT, "tests", "newcomer"), "tests/real/test_programs.py"
     kernels, guests = os.path.join(ROOT, "tests", "kernels", "kernels.py"), r".*: Linux |.* FAILED|.* (not run|\d+ s)$"
-    emulated = ("tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "tests/kernels/test_introspect.py")
+    emulated = ("tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "tests/kernels/test_introspect.py", "tests/kernels/test_density.py")
     return [
         Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped",
              takes=300, width=ALONE),

@@ -69,7 +69,7 @@ LEFT_OUT = ("doc", "man", "locale", "info")
 # MiB of a root's disk, for what it has and what tests write, and of the disk with the build.
 DISK, ROOM = 1500, 64
 # Modules that a guest needs, if its kernel has them as modules.
-MODULES = ("virtio_pci", "virtio_blk", "ext4")
+MODULES = ("virtio_pci", "virtio_balloon", "virtio_blk", "ext4")
 # A machine. `long`: not in the short form, of which one of those that are not refused runs, in turn. `refused`: Farshore cannot run there. `threads`: how QEMU runs the processors, `single` in turn by one thread, `multi`
 # by a thread each. In turn is three times as fast on two cores, as a processor that waits for another one (a flush of TLBs) gives way, and it changes at every
 # interrupt and at every wait; a thread each has them do two things at one time.
@@ -207,7 +207,7 @@ def kernel(name):
         take_modules(files, f"{place}/modules")
         shutil.rmtree(files)
 
-    return fetched(os.path.join(PLACE, f"kernel-{name}"), make)
+    return fetched(os.path.join(PLACE, f"kernel-of-{name}"), make)
 
 
 def take_modules(files, place):

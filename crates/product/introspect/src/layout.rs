@@ -4,6 +4,7 @@
 //! guessed: QEMU's monitor tells it (`info mtree -f`), by the names of memory backends.
 
 use crate::PAGE;
+use std::collections::BTreeMap;
 
 /// A part of the guest's memory that lies in one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,19 +66,17 @@ impl Layout {
         let is_memory = |view: &&&str| view.contains("AS \"memory\"");
         let view = views.iter().find(is_memory).copied().unwrap_or_default();
         let lines: Vec<Line<'_>> = view.lines().filter_map(Line::read).collect();
-        let mut ends: Vec<(&str, u64)> = Vec::new();
+        let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
         for line in &lines {
-            let end = line.offset.saturating_add(line.bytes);
-            match ends.iter_mut().find(|(name, _)| *name == line.name) {
-                Some((_, most)) => *most = end.max(*most),
-                None => ends.push((line.name, end)),
-            }
+            let end = ends.entry(line.name).or_default();
+            *end = line.offset.saturating_add(line.bytes).max(*end);
         }
+        let mut names: BTreeMap<u64, usize> = BTreeMap::new();
+        ends.values().for_each(|size| *names.entry(*size).or_default() += 1);
         let of_name = |name: &str| {
-            let size = ends.iter().find(|(other, _)| *other == name)?.1;
-            let names = ends.iter().filter(|(_, end)| *end == size).count();
+            let size = *ends.get(name)?;
             let number = backends.iter().position(|bytes| *bytes == size)?;
-            let is_only = names == 1 && backends.iter().filter(|bytes| **bytes == size).count() == 1;
+            let is_only = names[&size] == 1 && backends.iter().filter(|bytes| **bytes == size).count() == 1;
             is_only.then_some(number)
         };
         let piece = |line: &Line<'_>| {

@@ -156,7 +156,8 @@ pub struct VmSetArgs {
     /// The virtual machine: the number of its monitor's process or of its manager, or its name (QEMU's -name)
     #[arg(value_name = "VM")]
     pub vm: String,
-    /// Settings, made in order, such as memory=1G, slowdown=5%, prefetch=off
+    /// Settings, made in order: memory=1G, slowdown=5%, budget=4G, policy=NAME, prefetch=NAME (or guest), evictors=N, batch=N,
+    /// writes=N, free=5%
     #[arg(required = true, value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
 }

@@ -86,7 +86,9 @@ impl Target for Client {
         if let Some(way) = Way::named(value).filter(|_| key == "prefetch") {
             return self.follow(way);
         }
-        match Setting::read(key, value)? {
+        let setting =
+            Setting::read(key, value).map_err(|why| if key == "prefetch" { format!("{why}, or guest") } else { why })?;
+        match setting {
             Setting::Memory(size) => {
                 // Not while the memory is given back, when nothing may have to leave for what comes.
                 let _alone = self.host.in_one_hand();

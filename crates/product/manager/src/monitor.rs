@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest line that is kept.
-const LINE_MAX: usize = 16 << 20;
+const LINE_MAX: usize = 4 << 20;
 
 /// See the head of the module.
 #[derive(Debug)]
