@@ -318,20 +318,6 @@ def quantile(times, part):
     return sorted(times)[min(len(times) - 1, int(part * len(times)))] * 1000 if times else float("nan")
 
 
-def machine(options, folder):
-    """The command line of a guest."""
-    size = os.path.join(folder, "size")
-    with open(size, "w", encoding="ascii") as file:
-        file.write(f"{options.data}\n")
-    program = harness.build_program("requested", ("-static",), out_name="requested_static")
-    modules = os.path.join(kernels.kernel("debian12"), "modules")
-    inside = [("modules", None), *((f"modules/{name}", os.path.join(modules, name)) for name in sorted(os.listdir(modules)))]
-    image = os.path.join(folder, "initramfs")
-    kernels.initramfs(image, os.path.join(kernels.HERE, "packed"), [("bin/requested", program), ("size", size), *inside])
-    return [kernels.qemu(), *kernels.processors(1, "multi"), "-m", f"{options.guest}M", "-nodefaults", "-display", "none", "-no-reboot",
-            "-kernel", f"{kernels.kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off"]
-
-
 def own_memory(options, argv, folder):
     """What QEMU has for itself beside the guest's memory, in bytes, after some requests."""
     shared = ["-object", f"memory-backend-memfd,id=all,size={options.guest}M,share=on", "-machine", "memory-backend=all"]
@@ -448,7 +434,7 @@ def main():
         raise SystemExit(f"no such target: {', '.join(unknown)}; there are {', '.join(TARGETS)}")
     with tempfile.TemporaryDirectory(prefix="farshore-density-", dir=os.environ.get("FARSHORE_SWAP_DIR") or "/var/tmp") as folder:
         os.chmod(folder, 0o755)
-        argv = machine(options, folder)
+        argv = kernels.plain_guest(folder, "packed", options.guest, 1, ["requested"], [("size", options.data)], modules=True)
         own, native = own_memory(options, argv, folder)
         print(f"a guest alone: p99 {native:.1f} ms; QEMU itself has {own / MIB:.0f} MiB", flush=True)
         results = [measure(name, options, argv, folder, own) for name in options.targets.split(",")]

@@ -69,7 +69,7 @@ LEFT_OUT = ("doc", "man", "locale", "info")
 # MiB of a root's disk, for what it has and what tests write, and of the disk with the build.
 DISK, ROOM = 1500, 64
 # Modules that a guest needs, if its kernel has them as modules.
-MODULES = ("virtio_pci", "virtio_balloon", "virtio_blk", "ext4")
+MODULES = ("virtio_pci", "virtio_balloon", "virtio_net", "virtio_blk", "ext4")
 # A machine. `long`: not in the short form, of which one of those that are not refused runs, in turn. `refused`: Farshore cannot run there. `threads`: how QEMU runs the processors, `single` in turn by one thread, `multi`
 # by a thread each. In turn is three times as fast on two cores, as a processor that waits for another one (a flush of TLBs) gives way, and it changes at every
 # interrupt and at every wait; a thread each has them do two things at one time.
@@ -350,6 +350,23 @@ def initramfs(path, init, files=()):
             for part in (b"", data):
                 out.write(part)
                 out.write(b"\0" * (-out.tell() % 4))
+
+
+def plain_guest(work, init, mib, processors_=1, programs=(), texts=(), modules=False):
+    """The command line of a machine of so many MiB with Debian's kernel and nothing but a disk in RAM: `init` (a file of this folder), static programs of tests/programs, texts as files (pairs of a name and what is in it), and
+    with `modules` those of the kernel in /modules. Its serial line is left to the caller."""
+    files = [(f"bin/{name}", harness.build_program(name, ("-static",), out_name=f"{name}_static")) for name in programs]
+    for name, text in texts:
+        files.append((name, os.path.join(work, name)))
+        with open(files[-1][1], "w", encoding="ascii") as file:
+            file.write(f"{text}\n")
+    if modules:
+        place = os.path.join(kernel("debian12"), "modules")
+        files += [("modules", None), *((f"modules/{name}", os.path.join(place, name)) for name in sorted(os.listdir(place)))]
+    image = os.path.join(work, "initramfs")
+    initramfs(image, os.path.join(HERE, init), files)
+    return [qemu(), *processors(processors_, "multi"), "-m", f"{mib}M", "-nodefaults", "-display", "none", "-no-reboot",
+            "-kernel", f"{kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off"]
 
 
 # ---------------------------------------------------------------------------------------------------- a machine

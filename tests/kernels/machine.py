@@ -33,17 +33,7 @@ class Machine(Command):
 
     def machine(self, mib, each, lines):
         """The command line of a machine of this size."""
-        work = self.folder("machine")
-        files = {}
-        for name, text in (("size", each), ("lines", lines)):
-            files[name] = os.path.join(work, name)
-            with open(files[name], "w", encoding="ascii") as file:
-                file.write(f"{text}\n")
-        scan = harness.build_program("scan", ("-static",), out_name="scan_static")
-        image = os.path.join(work, "initramfs")
-        kernels.initramfs(image, os.path.join(kernels.HERE, "emulated"), [("bin/scan", scan), *files.items()])
-        return [kernels.qemu(), *kernels.processors(2, "multi"), "-m", f"{mib}M", "-nodefaults", "-display", "none", "-no-reboot",
-                "-kernel", f"{kernels.kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off", "-serial", "stdio"]
+        return [*kernels.plain_guest(self.folder("machine"), "emulated", mib, 2, ["scan"], [("size", each), ("lines", lines)]), "-serial", "stdio"]
 
     def boot(self, argv, timeout, size_of, pause=0.2):
         """Runs it; what it says, what of a process of it was in RAM at most (`size_of` its number), and the end of it all."""

@@ -35,17 +35,7 @@ class TestIntrospect(Machine):
 
     def guest(self, passes):
         """The command line of the guest."""
-        work = self.folder("guest")
-        files = {}
-        for name, text in (("size", SIZE), ("passes", passes)):
-            files[name] = os.path.join(work, name)
-            with open(files[name], "w", encoding="ascii") as file:
-                file.write(f"{text}\n")
-        program = harness.build_program("shuffled", ("-static",), out_name="shuffled_static")
-        image = os.path.join(work, "initramfs")
-        kernels.initramfs(image, os.path.join(kernels.HERE, "followed"), [("bin/shuffled", program), *files.items()])
-        return [kernels.qemu(), *kernels.processors(1, "multi"), "-m", f"{GUEST}M", "-nodefaults", "-display", "none", "-no-reboot",
-                "-kernel", f"{kernels.kernel('debian12')}/vmlinuz", "-initrd", image, "-append", "console=ttyS0 panic=-1 quiet mitigations=off", "-serial", "stdio"]
+        return [*kernels.plain_guest(self.folder("guest"), "followed", GUEST, 1, ["shuffled"], [("size", SIZE), ("passes", passes)]), "-serial", "stdio"]
 
     def check_sums(self, said, passes):
         """The program has read what it has written: its sums are those of the same guest without Farshore."""

@@ -4,8 +4,11 @@ What the guest (machine.py) says on its serial line must be the same natively an
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import pathlib
+import random
 import re
 import signal
 import socket
@@ -152,6 +155,26 @@ class TestVm(Machine):
         lines = outcome.stderr.splitlines()
         expect(len(lines) == 2 and "has ended" in lines[1], f"on stderr: {outcome.stderr}")
         return lines[1].partition("has ended: ")[2]
+
+    def test_busy_devices(self):
+        """A guest copies a disk and reads from the network (virtio, both) while it fills its memory: it says the same as natively."""
+        work = self.folder("busy")
+        disks = [os.path.join(work, name) for name in ("from", "to")]
+        for path in (*disks, os.path.join(work, "net")):
+            with open(path, "wb") as file:
+                file.write(random.Random(path[-4:]).randbytes(24 * MIB) if path != disks[1] else bytes(24 * MIB))
+        drives = [word for number, path in enumerate(disks)
+                  for word in ("-drive", f"file={path},format=raw,if=none,id=disk{number}", "-device", f"virtio-blk-pci,drive=disk{number}")]
+        net = ["-netdev", f"user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat {work}/net", "-device", "virtio-net-pci,netdev=net"]
+        argv = [*kernels.plain_guest(work, "busy", 192, 2, ["scan"], [("size", 60)], modules=True), "-serial", "stdio", *drives, *net]
+        said = self.boot(argv, 600, lambda _: 0)[0]
+        sums = [hashlib.md5(pathlib.Path(path).read_bytes()).hexdigest() for path in (os.path.join(work, "net"), disks[0])]
+        expect(re.findall(r"^([0-9a-f]{32})  ", said, re.M) == [sums[0]] * 3 + [sums[1]] * 2, f"natively: {said}")
+        limit = 64
+        there, most, outcome = self.boot([*self.vm(limit), *argv], 1200, memory_of, 0.02)
+        expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+        expect(most <= limit * MIB, f"{most / MIB:.1f} MiB of the guest were in RAM, with a limit of {limit}")
+        return outcome.stderr.splitlines()[-1].partition("has ended: ")[2]
 
     def test_snapshot(self):
         """A snapshot is written while most of the guest is out, and loaded: the guest goes on from there and says the same."""
