@@ -12,6 +12,8 @@ def pytest_addoption(parser):
     group.addoption("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
     group.addoption("--rows", metavar="NAME[,NAME]", default="short", help="rows of test_rows.py, `short` or `all` (default short)")
     group.addoption("--encrypt", action="store_true", help="run with --encrypt")
+    group.addoption("--faults", type=int, default=2, help="how often each kind of fault comes in test_survived.py (default 2)")
+    group.addoption("--cuts", default="1,3", help="for how many seconds the network is cut there (default 1,3)")
     group.addoption("--prefetch", metavar="NAME", help="as for farshore run")
 
 
