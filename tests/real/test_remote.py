@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -215,6 +216,22 @@ class TestRemote(Remote):
                 expect(now["spaces"][0]["encrypted"], f"{name}: pages are not encrypted")
                 seen.append(f"{name} {now['swap']['pages_in']} pages in")
         return ", ".join(seen)
+
+    def test_measured(self):
+        """The doctor says what a page costs that a server has, how far away that is, and what is wrong with one that is not there."""
+        self.beside("farshore-view")
+        port, nobody = harness.free_port(), harness.free_port()
+        with self.node("measured", "--listen", f"127.0.0.1:{port}", "--open", "--memory", "256M") as node:
+            done = self.call("doctor", "--measure", "--json", "--swap", f"nbd://127.0.0.1:{port}", "--swap", node.spec, "--swap", "ram:lz4", "--swap", f"nbd://127.0.0.1:{nobody}")
+        found = {one["name"].removeprefix("swap "): one for one in json.loads(done.out)["findings"] if one["name"].startswith("swap ")}
+        expect(done.status == 1, f"status {done.status}: one of them is not there")
+        wanted = {"a page": "with eight", "in order": "/s read", "expect": "% of its time"}
+        for name, more in ((f"nbd://127.0.0.1:{port}", {"round trip": "to connect"}), (node.spec, {}), ("ram:lz4", {})):
+            said = {what: found.get(f"{name}: {what}", {}).get("detail", "") for what in (*wanted, *more)}
+            expect(all(words in said[what] for what, words in {**wanted, **more}.items()), f"{name}: {said}; {found}")
+        gone = found[f"nbd://127.0.0.1:{nobody}: measured"]
+        expect(not gone["ok"] and "no server can be reached" in gone["detail"], f"{gone}")
+        return found[f"nbd://127.0.0.1:{port}: a page"]["detail"]
 
     @BOTH
     def test_family(self, server):

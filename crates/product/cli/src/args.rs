@@ -332,6 +332,8 @@ Environment:
 Examples:
   farshore doctor
   farshore doctor --swap dir:/mnt/fast    and whether cold pages can go there
+  farshore doctor --measure --swap nbd://memory-7 --swap dir:/var/tmp
+                                          and what a page costs that is there
   farshore doctor --json | jq .           for scripts
 
 Exit status: 0 if 'farshore run' can work here with its default, --fault upcall; 1 if it cannot.")]
@@ -342,6 +344,9 @@ pub struct DoctorArgs {
     /// Check this swap space; repeat for more [default: the one that run would take]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<SwapSpec>,
+    /// Measure how long pages take that are there, by a program of 64 MiB in 16 (some four seconds each)
+    #[arg(long)]
+    pub measure: bool,
 }
 
 /// `farshore stat`.

@@ -1,5 +1,7 @@
 //! `farshore doctor`: what this kernel and this user can do, and how to mend what is missing.
 
+mod measure;
+
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,7 +67,11 @@ pub fn doctor(arguments: &DoctorArgs) -> Result<u8, Refusal> {
     findings.extend(library::find().ok().map(|path| knows_libc(&path)));
     findings.extend(encryption());
     for spec in specs(arguments)? {
+        let before = findings.len();
         look_at_swap(&spec, &mut findings);
+        if arguments.measure && !findings[before..].iter().any(Finding::stops) {
+            findings.extend(measured(&spec));
+        }
     }
     let usable = !findings.iter().any(Finding::stops);
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -196,6 +202,15 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
         "cold pages go through the page cache, which takes RAM itself",
         "use a directory on ext4, xfs or btrfs",
     ));
+}
+
+/// What a page costs that the space has.
+fn measured(spec: &SwapSpec) -> Vec<Finding> {
+    let found = |(what, text): (&str, String)| Finding::required(&format!("swap {spec}: {what}"), Ok(text), "");
+    match measure::measure(spec) {
+        Ok(lines) => lines.into_iter().map(found).collect(),
+        Err(why) => vec![Finding::required(&format!("swap {spec}: measured"), Err(why), "")],
+    }
 }
 
 /// What there is of a program in a swap space after its end.

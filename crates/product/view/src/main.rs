@@ -10,6 +10,7 @@
 //! | [`record`] | `farshore record`: what happens to a program's memory, to a file |
 //! | [`report`] | `farshore report`: a page of such a file |
 //! | [`metrics`] | `farshore metrics`: the counters in the form of OpenMetrics, for Prometheus |
+//! | [`touch`] | the program that `farshore doctor --measure` runs |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
@@ -19,6 +20,7 @@ mod plan;
 mod record;
 mod report;
 mod top;
+mod touch;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -35,6 +37,9 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (farshore, words) = without_caller(words);
     if words.first().is_some_and(|word| word == report::names::COMMAND) {
         return report::names::serve();
+    }
+    if words.first().is_some_and(|word| word == touch::COMMAND) {
+        return touch::touch(&words[1..]);
     }
     let line = std::iter::once("farshore".into()).chain(words).collect();
     match args::parse(line)? {
