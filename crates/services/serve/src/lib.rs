@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod array;
+mod counters;
 pub mod kv;
 #[allow(unsafe_code)]
 pub mod memory;

@@ -1,19 +1,6 @@
-//! What is counted for `stats`: a set of counters for each worker, so that no two write the same line.
+//! What is counted for `stats`, by the names that memcached gives it.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-use farshore_uthread::worker_index;
-
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident $text:literal,)*) => {
-        /// What is counted.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub enum Count { $($(#[$doc])* $name,)* }
-
-        /// The names that memcached gives them.
-        pub const NAMES: &[(Count, &str)] = &[$((Count::$name, $text),)*];
-    };
-}
+use crate::counters::counters;
 
 counters! {
     /// Keys that were asked for.
@@ -72,45 +59,4 @@ counters! {
     BytesRead "bytes_read",
     /// Bytes to clients.
     BytesWritten "bytes_written",
-}
-
-/// Sets of counters; a worker beyond them shares.
-const SETS: usize = 64;
-
-#[repr(align(128))]
-#[derive(Debug)]
-struct Set([AtomicU64; NAMES.len()]);
-
-/// All counters.
-#[derive(Debug)]
-pub struct Counters(Vec<Set>);
-
-impl Default for Counters {
-    fn default() -> Counters {
-        Counters((0..SETS).map(|_| Set([const { AtomicU64::new(0) }; NAMES.len()])).collect())
-    }
-}
-
-impl Counters {
-    /// One more.
-    #[inline]
-    pub fn add(&self, count: Count) {
-        self.add_many(count, 1);
-    }
-
-    /// So many more.
-    #[inline]
-    pub fn add_many(&self, count: Count, by: u64) {
-        self.0[worker_index().unwrap_or(0) % SETS].0[count as usize].fetch_add(by, Relaxed);
-    }
-
-    /// How many.
-    pub fn get(&self, count: Count) -> u64 {
-        self.0.iter().map(|set| set.0[count as usize].load(Relaxed)).sum()
-    }
-
-    /// From 0 again.
-    pub fn reset(&self) {
-        self.0.iter().flat_map(|set| &set.0).for_each(|count| count.store(0, Relaxed));
-    }
 }
