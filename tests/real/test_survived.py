@@ -42,8 +42,7 @@ class Progress:
 
     def longest(self, since):
         """The longest time between two lines from then on, and until now."""
-        stamps = [stamp for stamp in self.stamps if stamp >= since]
-        stamps = [max([stamp for stamp in self.stamps if stamp < since], default=since), *stamps, time.monotonic()]
+        stamps = [since, *(stamp for stamp in self.stamps if stamp >= since), time.monotonic()]
         return max(after - before for before, after in zip(stamps, stamps[1:]))
 
     def goes_on(self, lines, what):
@@ -120,12 +119,15 @@ class TestSurvived(Remote):
             time.sleep(0.05)
 
     def survive(self, progress, pid, kind, faults, begin, end):
-        """So many faults: `begin` returns how long to wait before `end`. The line of the table."""
+        """So many faults: `begin` returns how long to wait before `end`, or 0 if it has made the program wait itself, which does not count. The line of the table."""
         gaps = []
         for number in range(faults):
             progress.goes_on(self.pick.randrange(5, 60), kind)
             since = time.monotonic()
-            time.sleep(begin(number))
+            wait = begin(number)
+            if not wait:
+                since = time.monotonic()
+            time.sleep(wait)
             end(number)
             self.whole(progress, pid)
             progress.goes_on(2, kind)
@@ -141,7 +143,7 @@ class TestSurvived(Remote):
             def begin(_):
                 hit[:] = [self.pick.choice(nodes), said()]
                 hit[0].kill()
-                return self.pick.uniform(0, 3)
+                return self.pick.uniform(0.01, 3)
 
             def end(_):
                 hit[0].start()
