@@ -26,6 +26,9 @@
 //! After half as much again as 95 in 100 of that copy's reads of this size have taken of late, and never before [`LATE_LEAST_NS`]. By a higher share a copy that is slow
 //! in one read of a hundred would seem to be as it always is.
 //!
+//! A copy that is slow with every read is asked now and then all the same, to see whether it still is. It is late by what the quickest copy's reads take: nobody waits for
+//! it to find out. What such a read would have taken is not known then, but that it is more: it makes the copy slower in our eyes and never quicker.
+//!
 //! # Disks
 //!
 //! Only servers are asked so. A disk that hangs gives neither the thread nor its buffer back, so a read of a disk cannot be left, and one that is hedged by a disk could end
@@ -81,7 +84,14 @@ impl Late {
         (usual != 0).then(|| (usual + usual / 2).max(LATE_LEAST_NS))
     }
 
-    /// A read of so many pages has taken so long, or would have taken longer.
+    /// A read of so many pages would have taken more than that.
+    pub(super) fn took_more(&self, pages: usize, ns: u64) {
+        if ns > self.of(pages).load(Ordering::Relaxed) {
+            self.took(pages, ns);
+        }
+    }
+
+    /// A read of so many pages has taken so long.
     pub(super) fn took(&self, pages: usize, ns: u64) {
         let place = self.of(pages);
         let before = place.load(Ordering::Relaxed);
@@ -190,7 +200,7 @@ impl Shared {
         let it = &self.copies[copy];
         self.hedges.earn(into.len());
         if let AnyBackend::Nbd(export) = space
-            && let Some(late_ns) = it.late.after(into.len())
+            && let Some(late_ns) = self.late_after(copy, into.len())
             && let Some(read) = self.read_hedged(copy, export, late_ns, first, into)
         {
             return read;
@@ -199,6 +209,14 @@ impl Shared {
         space.read_run(first, into)?;
         it.took(into.len(), sleep::now_ns() - begun);
         Ok(copy)
+    }
+
+    /// After how many ns a read of so many pages from that copy is late; `None`: not known.
+    fn late_after(&self, copy: usize, pages: usize) -> Option<u64> {
+        let up = self.up();
+        let all = (0..self.copies.len()).filter(|&n| up >> n & 1 != 0);
+        let quickest = all.min_by_key(|&n| self.copies[n].read_ns.load(Ordering::Relaxed)).filter(|&n| n != copy);
+        [Some(copy), quickest].into_iter().flatten().filter_map(|n| self.copies[n].late.after(pages)).min()
     }
 
     /// As [`Shared::fetch`]. `None`: it takes more than a request, or the connection was lost.
@@ -240,7 +258,7 @@ impl Shared {
                     bytes_of(into).copy_from_slice(bytes_of(place));
                     let now = sleep::now_ns();
                     it.hedged_won.fetch_add(1, Ordering::Relaxed);
-                    it.took(pages, now - begun);
+                    it.took_more(pages, now - begun);
                     them.took(pages, now - since);
                     self.has_ended(copy, end, first, pages);
                     return Some(Ok(other));
@@ -359,6 +377,12 @@ mod tests {
         // It follows, up and down, and has a floor.
         (0..200).for_each(|_| late.took(1, 50_000_000));
         assert!(late.after(1).unwrap() > 50_000_000);
+        // Reads that were left tell that it is slow, and never that it is quick.
+        let slow = late.after(1);
+        (0..20_000).for_each(|_| late.took_more(1, 10_000));
+        assert_eq!(late.after(1), slow);
+        late.took_more(1, 1 << 40);
+        assert!(late.after(1) > slow);
         (0..20_000).for_each(|_| late.took(1, 10_000));
         assert_eq!(late.after(1), Some(LATE_LEAST_NS));
     }

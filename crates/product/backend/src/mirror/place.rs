@@ -387,9 +387,21 @@ impl Copy {
         }
     }
 
-    /// A read of so many pages has taken so long, or would have taken longer.
+    /// A read of so many pages would have taken more than that: it was left.
+    pub(super) fn took_more(&self, pages: usize, ns: u64) {
+        self.late.took_more(pages, ns);
+        if ns > self.read_ns.load(Ordering::Relaxed) {
+            self.note_read(ns);
+        }
+    }
+
+    /// A read of so many pages has taken so long.
     pub(super) fn took(&self, pages: usize, ns: u64) {
         self.late.took(pages, ns);
+        self.note_read(ns);
+    }
+
+    fn note_read(&self, ns: u64) {
         let before = self.read_ns.load(Ordering::Relaxed);
         let now = if before == 0 { ns } else { before - before / SMOOTH + ns / SMOOTH };
         self.read_ns.store(now.max(1), Ordering::Relaxed);
