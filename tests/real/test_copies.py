@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+import harness
 from command import NOBODY
 from harness import MIB, Unavailable, expect
 from spaces import Program, Spaces
@@ -264,6 +265,31 @@ class TestCopies(Remote, Spaces):
             program.closed(a[4:])
             shutil.rmtree(a[4:])
         expect("is used no more but by 1 processes" in program.err, program.err)
+
+    def test_one_server_by_two_names(self):
+        """A copy by another name is refused before a byte is written there, however the program was started: its pages are right, and those of the program that has started it."""
+        port = harness.free_port()
+        fills = ("import subprocess, sys\n"
+                 "mine = bytearray(range(256)) * (40 << 12)\n"
+                 "status = subprocess.call(sys.argv[1:])\n"
+                 "sys.exit(status or 3 * (mine != bytearray(range(256)) * (40 << 12)))\n")
+        lost = [self.public_program("lost"), "8000"]
+        both = [word for address in ("127.0.0.1", "127.0.0.2") for word in ("--listen", f"{address}:{port}")]
+        with self.node("names-tcp", *both, "--memory", "512M"), self.node("names", "--memory", "512M") as node:
+            os.symlink(node.socket, alias := f"{node.socket}-alias")
+            there, aliases = [f"nbd://127.0.0.1:{port}", node.spec], [f"nbd://127.0.0.2:{port}", f"nbd+unix:///?socket={alias}"]
+            for argv in (lost, ["sh", "-c", f"{' '.join(lost)}; true"], [sys.executable, "-c", fills, *lost]):
+                with self.program("16M", [self.mirror(*there)], argv) as program:
+                    program.answer()
+                    (program.pid,) = [pid for pid in harness.session_pids(program.process.popen.pid) if harness.read_text(f"/proc/{pid}/comm") == "lost\n"]
+                    for known, other in zip(there, aliases):
+                        program.fails(f"swap+={other}", f"the same place as {known}, by another name", "name another")
+                        self.whole(program, *there)
+                    # Longer than until a copy's stamp is looked at.
+                    time.sleep(2)
+                    expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
+                    self.whole(program, *there)
+                expect(not program.err, f"{argv[0]}: {program.err}")
 
     def test_no_room(self):
         """A copy that comes and has no room is taken away again, and the user hears of it; one that had none from the start is told of."""
