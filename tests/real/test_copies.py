@@ -5,13 +5,43 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 
 import harness
 from command import NOBODY
 from harness import MIB, Unavailable, expect
 from spaces import Program, Spaces
-from test_remote import Remote
+from test_remote import Relay, Remote
+
+
+class Holding(Relay):
+    """A network that can keep what programs send, and bring it to the server long after they have given up. Connections that are made later are not kept."""
+
+    def __init__(self, path, server):
+        self.kept, self.kept_bytes, self.on_its_way = [], 0, threading.Event()
+        super().__init__(path, server)
+
+    def carry(self, here, there):
+        with contextlib.suppress(OSError):
+            while data := here.recv(1 << 16):
+                if there in self.kept:
+                    self.kept_bytes += len(data)
+                    self.on_its_way.wait()
+                there.sendall(data)
+        self.shut(here, there)
+
+    def keep(self):
+        """Keeps what is sent to the server over the connections that there are."""
+        self.kept = self.ends[1::2]
+
+    def bring(self):
+        """Brings what was kept, to its end."""
+        self.on_its_way.set()
+
+    def close(self):
+        self.bring()
+        super().close()
 
 
 class TestCopies(Remote, Spaces):
@@ -290,6 +320,28 @@ class TestCopies(Remote, Spaces):
                     expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
                     self.whole(program, *there)
                 expect(not program.err, f"{argv[0]}: {program.err}")
+
+    def test_a_server_whose_writes_were_lost(self):
+        """A node that has let a program wait for its writes is exchanged. It does not come again: the writes may come late. They do, and hit nobody."""
+        a, b = self.folders("a", "b")
+        with self.node("late", "--memory", "512M") as node, self.node("late-other", "--memory", "512M") as other:
+            relay = Holding(os.path.join(self.folder("relay"), "socket"), node.socket)
+            spec = f"nbd+unix:///?socket={relay.path}"
+            # A relay among other work may need more than the second that a server with copies beside it has.
+            with contextlib.closing(relay), self.lost("8M", [self.mirror(spec, a)], 8000, options=("--io-timeout", "30s")) as program:
+                relay.keep()
+                expect(program.tell("rest 1") == ["right"] and relay.kept_bytes > 0, f"wrong data, or {relay.kept_bytes} bytes kept")
+                self.whole(program, spec, a)
+                program.change(f"swap+={b}", f"swap-={spec}")
+                program.fails(f"swap+={spec}", spec, "writes that were lost on the way", "name another")
+                self.whole(program, a, b)
+                program.change(f"swap+={other.spec}", f"swap-={a}")
+                relay.bring()
+                expect(program.tell("rest 2") == ["right"] and program.tell("lost") == ["lost"], "wrong data")
+                self.whole(program, b, other.spec)
+            # Another program knows nothing of it.
+            done = self.call("run", "--memory", "16M", "--swap", self.mirror(node.spec, b), "--", sys.executable, "-c", "x = bytearray(40 << 20)")
+            expect(done.status == 0 and not done.err, f"{done.status} {done.err}")
 
     def test_no_room(self):
         """A copy that comes and has no room is taken away again, and the user hears of it; one that had none from the start is told of."""
