@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -321,20 +322,51 @@ class TestCopies(Remote, Spaces):
                     self.whole(program, *there)
                 expect(not program.err, f"{argv[0]}: {program.err}")
 
+    def test_one_place_by_two_names(self):
+        """A directory by another name is no second copy, neither at the start nor later: a link, a way round, and a bind mount."""
+        a, b, c = self.folders("a", "b", "c")
+        os.symlink(a[4:], link := f"{a[4:]}-link")
+        names = [f"dir:{link}", f"{a}/../a", f"dir:{link}/."]
+        with contextlib.ExitStack() as stack:
+            if os.geteuid() == 0:
+                os.mkdir(bound := f"{a[4:]}-bound")
+                subprocess.run(["mount", "--bind", a[4:], bound], check=True)
+                stack.callback(subprocess.run, ["umount", bound], check=True)
+                names.append(f"dir:{bound}")
+            for name in names:
+                self.refused(["run", "--memory", "16M", "--swap", self.mirror(a, name), "--", "true"], {125}, "the same place as")
+            file, again = f"file:{b[4:]}/f,size=256M", f"file:{b[4:]}/../b/f,size=256M"
+            with self.lost("8M", [self.mirror(a, file)], 8000) as program:
+                for name in names:
+                    program.fails(f"swap+={name}", f"the same place as {a}, by another name", "name another")
+                program.fails(f"swap+={again}", f"the same place as {file}, by another name")
+                self.whole(program, a, file)
+                # The directory of another disk by a name that led to the first one before.
+                os.unlink(link)
+                os.symlink(c[4:], link)
+                program.change(f"swap+=dir:{link}", f"swap-={a}")
+                program.fails(f"swap+={c}", f"the same place as dir:{link}")
+                program.change(f"swap+={a}")
+                self.whole(program, a, file, f"dir:{link}")
+                expect(program.tell("rest 1") == ["right"] and program.tell("lost") == ["lost"], "wrong data")
+            expect(not program.err, program.err)
+
     def test_a_server_whose_writes_were_lost(self):
-        """A node that has let a program wait for its writes is exchanged. It does not come again: the writes may come late. They do, and hit nobody."""
+        """A node that has let a program wait for its writes is exchanged. It does not come again, by none of its names: the writes may come late. They do, and hit nobody."""
         a, b = self.folders("a", "b")
         with self.node("late", "--memory", "512M") as node, self.node("late-other", "--memory", "512M") as other:
             relay = Holding(os.path.join(self.folder("relay"), "socket"), node.socket)
             spec = f"nbd+unix:///?socket={relay.path}"
+            os.symlink(relay.path, f"{relay.path}-alias")
             # A relay among other work may need more than the second that a server with copies beside it has.
             with contextlib.closing(relay), self.lost("8M", [self.mirror(spec, a)], 8000, options=("--io-timeout", "30s")) as program:
                 relay.keep()
                 expect(program.tell("rest 1") == ["right"] and relay.kept_bytes > 0, f"wrong data, or {relay.kept_bytes} bytes kept")
                 self.whole(program, spec, a)
                 program.change(f"swap+={b}", f"swap-={spec}")
-                program.fails(f"swap+={spec}", spec, "writes that were lost on the way", "name another")
-                self.whole(program, a, b)
+                for name in (spec, f"{spec}-alias", f"nbd+unix:///?socket={node.socket}"):
+                    program.fails(f"swap+={name}", name, "writes that were lost on the way", "name another")
+                    self.whole(program, a, b)
                 program.change(f"swap+={other.spec}", f"swap-={a}")
                 relay.bring()
                 expect(program.tell("rest 2") == ["right"] and program.tell("lost") == ["lost"], "wrong data")

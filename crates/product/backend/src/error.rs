@@ -94,6 +94,13 @@ pub enum OpenError {
         /// Why not.
         why: IoError,
     },
+    /// Two copies of a space are one place by two names.
+    OnePlace {
+        /// The one.
+        what: String,
+        /// The other.
+        there: String,
+    },
     /// Anything else.
     Io {
         /// What the backend was doing.
@@ -175,6 +182,9 @@ impl fmt::Display for OpenError {
             }
             OpenError::Copies { what, why } => {
                 write!(f, "swap space {what} cannot be one of several copies ({why}): look at it, or name another")
+            }
+            OpenError::OnePlace { what, there } => {
+                write!(f, "swap space {what} is the same place as {there}, by another name: name another for one of the two copies")
             }
             OpenError::Io { doing, path, errno } => {
                 write!(f, "cannot {doing} {path:?} ({errno}): name another place with --swap")

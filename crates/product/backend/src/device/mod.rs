@@ -37,8 +37,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// How often a busy device is asked for again: the rings of a process that was killed are taken down a moment after its end.
-const BUSY_TRIES: u32 = 50;
-const BUSY_PAUSE_NS: u64 = 20_000_000;
+pub(crate) const BUSY_TRIES: u32 = 50;
+pub(crate) const BUSY_PAUSE_NS: u64 = 20_000_000;
 /// How long what a process has sent to a server may be under way after its end, in ns. Longer than a network and a server that work
 /// keep anything; a server that was stopped may keep it for as long as it likes.
 const LATE_NS: u64 = 2_000_000_000;

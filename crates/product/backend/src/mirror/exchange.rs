@@ -20,6 +20,7 @@
 //! not see by half are made by way of the caller's [`Alone`]: they wait for nobody. A child that is forked meanwhile has the copies of before, or of after.
 
 use super::place::{AWAY, Copy, EMPTY, GOING, GONE, OPEN, Taken};
+use super::site::Site;
 use super::{Mirror, Shared, Tally, locked, repair};
 use crate::any::AnyBackend;
 use crate::error::OpenError;
@@ -179,6 +180,10 @@ impl Mirror {
         let shared = &*self.shared;
         let is_free = |n: &usize| shared.copies[*n].state() == EMPTY;
         let place = (0..shared.copies.len()).find(is_free).ok_or(NoExchange::Three)?;
+        let mut site = Site::of(spec);
+        if let Some(there) = shared.copies.iter().find(|copy| copy.is_at(site.as_ref())) {
+            return Err(NoExchange::Same(there.name()));
+        }
         let space = (self.open)(place, spec, notice).map_err(NoExchange::Open)?;
         let slot_bytes = |slots: u64| slots * PAGE_SIZE as u64;
         if let Some(room) = Copy::room(&space, spec.is_remote())
@@ -201,7 +206,7 @@ impl Mirror {
                 shared.where_all_have(place, || {
                     if let Some((space, queue)) = comes.take() {
                         repair.begin_with(place, queue);
-                        self.begin(place, spec, space);
+                        self.begin(place, spec, site.take(), space);
                     }
                 });
             });
@@ -209,9 +214,9 @@ impl Mirror {
         Ok(())
     }
 
-    fn begin(&self, place: usize, spec: &SwapSpec, space: AnyBackend) {
+    fn begin(&self, place: usize, spec: &SwapSpec, site: Option<Site>, space: AnyBackend) {
         let copy = &self.shared.copies[place];
-        copy.expect(spec);
+        copy.expect(spec, site);
         self.fill(place);
         copy.put(space);
         copy.rise(sleep::now_ns());

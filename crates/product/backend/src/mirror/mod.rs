@@ -14,6 +14,7 @@
 //! | [`queue`] | writes |
 //! | [`repair`] | copies that are away are asked whether they are back; what they have missed is copied |
 //! | [`place`] | a place for a copy: what is there, and in which state |
+//! | [`site`] | which place of this machine a copy has, whatever it is called |
 //! | [`exchange`] | copies that come and go while the program runs |
 //!
 //! # Invariants
@@ -38,6 +39,7 @@ mod hedge;
 mod place;
 pub mod queue;
 mod repair;
+mod site;
 mod table;
 
 use crate::any::AnyBackend;
@@ -59,6 +61,7 @@ use queue::{MirrorQueue, Parts};
 use repair::Repair;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use site::Site;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
 use table::Table;
 
@@ -379,7 +382,12 @@ impl Mirror {
         let copies: [Copy; COPIES_MAX] = core::array::from_fn(|_| Copy::empty());
         let mut why = None;
         for (n, (copy, spec)) in copies.iter().zip(specs).enumerate() {
-            copy.expect(spec);
+            let site = Site::of(spec);
+            // Where not all must be there, the process that was started first has looked.
+            if !partly && let Some(there) = copies[..n].iter().find(|there| there.is_at(site.as_ref())) {
+                return Err(OpenError::OnePlace { what: spec.to_string(), there: there.name().to_owned() });
+            }
+            copy.expect(spec, site);
             match open(n, spec, notice) {
                 Ok(space) => {
                     copy.put(space);

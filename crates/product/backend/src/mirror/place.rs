@@ -14,6 +14,7 @@
 //! The one thread that keeps the space makes all changes. It takes the lock for writing while nobody can fork: a child would find it taken for ever.
 
 use super::hedge::Late;
+use super::site::Site;
 use super::{LOCK_NAP_NS, PAUSE_MAX_NS, PAUSE_NS, SMOOTH, STREAK, is_lost, locked};
 use crate::any::AnyBackend;
 use crate::sleep;
@@ -38,6 +39,8 @@ pub(super) struct Held {
     spec: SwapSpec,
     /// Names are told from anywhere and at any time, so that of a copy which has gone stays: some bytes for each that ever came.
     name: &'static str,
+    /// Where it is, if that is a place of this machine.
+    site: Option<Site>,
     /// `None`: it could not be opened yet.
     space: Option<AnyBackend>,
 }
@@ -170,8 +173,8 @@ impl Copy {
     }
 
     /// A copy is to be here. It is away until [`Copy::put`].
-    pub(super) fn expect(&self, spec: &SwapSpec) {
-        let held = Held { spec: spec.clone(), name: spec.to_string().leak(), space: None };
+    pub(super) fn expect(&self, spec: &SwapSpec, site: Option<Site>) {
+        let held = Held { spec: spec.clone(), name: spec.to_string().leak(), site, space: None };
         self.remote.store(spec.is_remote(), Ordering::Relaxed);
         *self.changed() = Some(held);
         self.state.store(AWAY, Ordering::SeqCst);
@@ -183,6 +186,18 @@ impl Copy {
             held.space = Some(space);
         }
         self.state.store(OPEN, Ordering::SeqCst);
+    }
+
+    /// Where it is. While nobody can fork.
+    pub(super) fn found_at(&self, site: Option<Site>) {
+        if let Some(held) = self.changed().as_mut() {
+            held.site = site;
+        }
+    }
+
+    /// Whether it is at this place.
+    pub(super) fn is_at(&self, site: Option<&Site>) -> bool {
+        site.is_some() && self.looked().as_ref().is_some_and(|held| held.site.as_ref() == site)
     }
 
     /// The lock for changes, where nobody uses what is there but for its name.

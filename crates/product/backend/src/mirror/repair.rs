@@ -8,6 +8,7 @@
 
 use super::exchange::NoExchange;
 use super::place::{AWAY, Copy};
+use super::site::Site;
 use super::{LOOK_NS, Open, PAUSE_MAX_NS, Shared};
 use crate::any::{AnyBackend, AnyQueue};
 use crate::sleep;
@@ -152,6 +153,7 @@ pub(super) fn try_out(shared: &Shared, place: usize, space: &AnyBackend, remote:
     let Some(at) = stamp_of(space, remote) else { return Ok(queue) };
     // SAFETY: `own` is not changed, and if the write does not end, the queue is dropped first.
     unsafe { write_and_wait(&mut queue, at, core::slice::from_ref(&own)) }.map_err(NoExchange::Use)?;
+    space.export().into_iter().for_each(|export| export.is_known_by(at));
     let mut found = Box::new(PageBuf::ZERO);
     for (n, copy) in shared.copies.iter().enumerate().filter(|(n, copy)| *n != place && copy.is_remote() && copy.is_up()) {
         let Some(there) = copy.opened() else { continue };
@@ -221,7 +223,7 @@ impl Repair {
     fn begin(&mut self, shared: &Shared, copy: usize, space: &AnyBackend, remote: bool) -> Result<(), IoError> {
         self.queues[copy] = Some(space.queue(1)?);
         match stamp_of(space, remote) {
-            Some(place) => self.put_stamp(shared, copy, place),
+            Some(place) => self.put_stamp(shared, copy, space, place),
             None => Ok(()),
         }
     }
@@ -264,19 +266,22 @@ impl Repair {
                 self.queues[n] = None;
                 continue;
             }
+            copy.found_at(copy.spec().as_ref().and_then(Site::of));
             let _ = shared.install(n, space);
         }
     }
 
     /// Puts the stamp on a copy.
-    fn put_stamp(&mut self, shared: &Shared, copy: usize, place: Slot) -> Result<(), IoError> {
+    fn put_stamp(&mut self, shared: &Shared, copy: usize, space: &AnyBackend, place: Slot) -> Result<(), IoError> {
         if self.is_busy() {
             return Err(IoError::Device(Errno::BUSY.raw_os_error()));
         }
         self.pages[0].clone_from(&shared.stamp);
         // Each copy has its own.
         self.pages[0].0[0] = copy as u8;
-        self.write(shared, copy, place, 1)
+        self.write(shared, copy, place, 1)?;
+        space.export().into_iter().for_each(|export| export.is_known_by(place));
+        Ok(())
     }
 
     /// Writes the first `count` of our pages to a copy, and waits. Nothing is in flight.
@@ -377,7 +382,7 @@ impl Repair {
             Stamp::Wrong => {
                 // The stamp first. Were it put after the life is counted, the copy could be emptied once more before it is put, and have a right stamp and not what was
                 // written in between. All is lost even if the stamp is not put: it may have been, and the answer lost.
-                let put = place.filter(|_| repairs).map(|place| self.put_stamp(shared, copy, place));
+                let put = place.filter(|_| repairs).map(|place| self.put_stamp(shared, copy, &space, place));
                 if repairs || !self.lost[copy] {
                     // A write that began before does not count (`MirrorQueue::finish`).
                     shared.end_life(copy);

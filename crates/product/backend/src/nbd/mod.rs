@@ -8,6 +8,7 @@
 //! | [`line`] | a connection that faults read over, many at a time; waiting for the first of two requests |
 //! | [`queue`] | a connection that one evictor writes over |
 //! | [`places`] | where on the export a slot lies; what a lost connection leaves behind |
+//! | [`late`] | exports that a write may reach after they were let go |
 //!
 //! # What is promised
 //!
@@ -33,6 +34,7 @@
 //! Sockets of a server without `NBD_FLAG_CAN_MULTI_CONN` might not see each other's writes, so such an export is refused.
 
 mod connect;
+mod late;
 mod line;
 mod places;
 mod queue;
@@ -54,6 +56,7 @@ use farshore_core::word::Slot;
 use farshore_sys::cpu;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw::getpid;
+use late::{LATE, Mark};
 use line::{Line, PAGES_MAX};
 use places::Places;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
@@ -61,7 +64,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use wire::{About, Command, MULTI_CONN, READ_ONLY, SEND_TRIM};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -173,20 +176,18 @@ pub struct NbdSpace {
     name: String,
     /// The name of the export among those that this process has used.
     place: PathBuf,
+    /// By what it is known under another name.
+    mark: Mark,
     /// Since when no connection could be made; 0: there are some.
     down_ns: AtomicU64,
     /// The process whose descriptors the lines have.
     process: AtomicU32,
 }
 
-/// Exports that were let go while a write might come late. What is written there again would be overwritten by it, and whose slots have places of their own is known to the space
-/// that is gone.
-static LATE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
 impl Drop for NbdSpace {
     fn drop(&mut self) {
         if self.shared.places.are_tainted() {
-            LATE.lock().unwrap_or_else(PoisonError::into_inner).push(core::mem::take(&mut self.place));
+            LATE.note(&self.place, &self.mark);
         }
     }
 }
@@ -242,11 +243,19 @@ fn claim(export: &NbdExport) -> Result<OwnedFd, OpenError> {
     let failed = |errno| refuse(export, format!("it cannot be claimed ({errno})"));
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
-    match bind(&socket, &address) {
-        Ok(()) => Ok(socket),
-        Err(Errno::ADDRINUSE) => Err(refuse(export, "another program under Farshore on this machine uses it: name another")),
-        Err(errno) => Err(failed(errno)),
+    for tries in 0.. {
+        match bind(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            // A process that has just ended, or a child between fork and exec, has it for a moment more.
+            Err(Errno::ADDRINUSE) if tries < device::BUSY_TRIES => sleep::nap(device::BUSY_PAUSE_NS),
+            Err(Errno::ADDRINUSE) => {
+                let why = "another program under Farshore on this machine uses it (one that this program has started keeps what it began with until it ends): name another";
+                return Err(refuse(export, why));
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
     }
+    unreachable!("the last try returns")
 }
 
 impl NbdSpace {
@@ -265,10 +274,17 @@ impl NbdSpace {
         lines[0].put(socket).map_err(no_descriptor)?;
         // The name of the place is that of the list of claims too, so it has no option in it.
         let place = PathBuf::from(NbdExport { force: false, ..export.clone() }.to_string());
-        if LATE.lock().unwrap_or_else(PoisonError::into_inner).contains(&place) {
+        let mut is_there = |offset: u64, is_it: &dyn Fn(&[u8]) -> bool| {
+            let mut page = vec![0; PAGE_SIZE];
+            let is_within = offset.checked_add(PAGE_SIZE as u64).is_some_and(|end| end <= bytes);
+            is_within
+                && matches!(lines[0].ask(Command::Read, offset, PAGE_SIZE as u32, Some(&mut page)), End::Done)
+                && is_it(&page)
+        };
+        if LATE.has(&place, &mut is_there) {
             return Err(refuse(
                 export,
-                "this program has used it before, and writes that were lost on the way then may still arrive there; name another export",
+                "this program has used it before, by this name or another, and writes that were lost on the way then may still arrive there; name another export",
             ));
         }
         let regions = device::share(&place, bytes, || {
@@ -290,6 +306,7 @@ impl NbdSpace {
             lines,
             name,
             place,
+            mark: Mark::NONE,
             down_ns: AtomicU64::new(0),
             process: AtomicU32::new(getpid()),
         })
@@ -298,6 +315,16 @@ impl NbdSpace {
     /// Where on the export a slot lies, in bytes.
     pub(crate) fn offset_of(&self, slot: Slot) -> Option<u64> {
         self.shared.places.find(slot.number(), 1).ok().map(|piece| piece.offset)
+    }
+
+    /// This page is one that nobody else has. By what lies there the export is known if it comes under another name. Waits for the server.
+    pub(crate) fn is_known_by(&self, slot: Slot) {
+        let mut page = PageBuf::ZERO;
+        if let Some(offset) = self.offset_of(slot)
+            && self.read_raw(offset, &mut page.0).is_ok()
+        {
+            self.mark.set(offset, &page.0);
+        }
     }
 
     /// Reads bytes of the export as they lie there, whosever they are.

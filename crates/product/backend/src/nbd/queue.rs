@@ -406,6 +406,10 @@ impl WriteQueue for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
+        // What was sent and not acknowledged may be made at any time.
+        for op in self.ops.iter().filter(|op| op.state == State::Started && op.sent) {
+            self.shared.places.taint(op.first.number() + u64::from(op.done), op.piece);
+        }
         let fd = self.fd.load(Ordering::Relaxed);
         if fd != NO_FD {
             self.shared.sockets.remove(fd);

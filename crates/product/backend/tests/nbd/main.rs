@@ -376,6 +376,31 @@ fn a_late_write_of_a_process_that_has_ended_hits_nobody() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     check(&other, 9, 2);
+    // This process had both. It lets the first one's places alone by not using the export anew.
+    let why = refusal(&server.uri());
+    assert!(why.contains("writes that were lost on the way") && why.contains("name another"), "{why}");
+}
+
+/// Who has had the export a moment ago may have its name still: a process that ends, a child between fork and exec.
+#[test]
+fn an_export_that_is_just_being_let_go_is_waited_for() {
+    let server = Server::new(64 * MIB);
+    let export: NbdExport = server.uri().parse().unwrap();
+    let name = format!("farshore-nbd-{:016x}", xxhash_rust::xxh3::xxh3_64(export.to_string().as_bytes()));
+    let take = || {
+        let address = std::os::linux::net::SocketAddrExt::from_abstract_name(&name).unwrap();
+        std::os::unix::net::UnixDatagram::bind_addr(&address).unwrap()
+    };
+    let had = take();
+    let lets_go = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(had);
+    });
+    drop(open(&server));
+    lets_go.join().unwrap();
+    let _keeps = take();
+    let why = refusal(&server.uri());
+    assert!(why.contains("another program under Farshore") && why.contains("until it ends"), "{why}");
 }
 
 /// A server that says something all the time, and never all that it was asked for.
@@ -689,6 +714,44 @@ fn a_server_that_is_one_of_the_copies_is_not_another_one() {
         gone.cut_all();
     }
     has(&space, 7, 1, 50);
+}
+
+/// A write is lost on the way, and may be made at any time. Which places it would hit is known to the space that has gone.
+#[test]
+fn a_server_whose_writes_were_lost_does_not_come_again_by_any_name() {
+    let (one, other, third) = (Server::new(64 * MIB), Server::new(64 * MIB), Server::new(64 * MIB));
+    let space = mirrored(&[&one, &other]);
+    let mirror = space.mirror().unwrap();
+    put(&space, 7, 1, 50);
+    let was_lost = AtomicBool::new(false);
+    one.behave(move |command, _| if command == WRITE && !was_lost.swap(true, SeqCst) { Deed::Drop(500) } else { Deed::Right });
+    put(&space, 20, 2, 10);
+    mirror.add(&third.uri().parse().unwrap(), ALONE, &mut |_| {}).unwrap();
+    keep_until(&space, "all have all", |up, stale| up && stale == 0);
+    let goes: SwapSpec = one.uri().parse().unwrap();
+    mirror.remove(&goes, ALONE).unwrap();
+    until("it is closed", || mirror.leave(&goes, true, ALONE) == Leaving::Closed);
+    let alias = one.path.with_extension("late-alias");
+    let _ = std::fs::remove_file(&alias);
+    std::os::unix::fs::symlink(&one.path, &alias).unwrap();
+    let again = one.uri().replace(one.path.to_str().unwrap(), alias.to_str().unwrap());
+    for name in [one.uri(), again] {
+        let why = mirror.add(&name.parse().unwrap(), ALONE, &mut |_| {}).unwrap_err().to_string();
+        assert!(why.contains(&name) && why.contains("writes that were lost on the way"), "{why}");
+    }
+    std::fs::remove_file(&alias).unwrap();
+    // One that has lost none comes again.
+    let goes: SwapSpec = third.uri().parse().unwrap();
+    let (fourth, back) = (Server::new(64 * MIB), goes.clone());
+    mirror.add(&fourth.uri().parse().unwrap(), ALONE, &mut |_| {}).unwrap();
+    keep_until(&space, "all have all", |up, stale| up && stale == 0);
+    mirror.remove(&goes, ALONE).unwrap();
+    until("it is closed", || mirror.leave(&goes, true, ALONE) == Leaving::Closed);
+    mirror.add(&back, ALONE, &mut |_| {}).unwrap();
+    keep_until(&space, "all have all", |up, stale| up && stale == 0);
+    has(&space, 7, 1, 13);
+    has(&space, 20, 2, 10);
+    has(&space, 30, 1, 27);
 }
 
 /// No request is made, and no connection, while nobody can fork; and queues are made while a server is waited for that does not answer.

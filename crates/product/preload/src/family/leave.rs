@@ -182,8 +182,12 @@ pub(super) fn look(runtime: &Runtime) -> bool {
 /// Whether the process of a line has ended, and each that it has forked, and those. As `bury` finds it out, for a ledger that cannot be written.
 #[inline(never)]
 fn has_ended(ledger: &Ledger, alive: &Fd, line: u32) -> bool {
-    let lives = |line: usize| fd::is_byte_locked(alive.as_fd(), line as u32);
-    if lives(line as usize) {
+    has_ended_where(ledger, line, &mut |line| fd::is_byte_locked(alive.as_fd(), line))
+}
+
+/// See [`has_ended`]. `lives`: whether the lock of a line is held.
+pub(super) fn has_ended_where(ledger: &Ledger, line: u32, lives: &mut dyn FnMut(u32) -> bool) -> bool {
+    if lives(line) {
         return false;
     }
     let mut tree = Lines::NONE;
@@ -194,7 +198,7 @@ fn has_ended(ledger: &Ledger, alive: &Fd, line: u32) -> bool {
         let members = ledger.used();
         for (n, member) in members.iter().enumerate().filter(|(_, member)| member.state.load(Ordering::Acquire) != FREE) {
             if !tree.has(n) && tree.has(member.parent.load(Ordering::Relaxed) as usize) {
-                if lives(n) {
+                if lives(n as u32) {
                     return false;
                 }
                 tree.add(n);

@@ -34,6 +34,8 @@ mod budget;
 pub mod joint;
 mod leave;
 pub mod pilot;
+#[cfg(test)]
+mod tests;
 
 pub use leave::{leave, may_leave};
 
@@ -752,6 +754,11 @@ impl Lines {
 /// line is free again when its process and all that it forked are gone.
 #[inline(never)]
 fn bury(ledger: &Ledger, kin: &Kin) -> bool {
+    bury_where(ledger, kin.me, &mut |line| fd::is_byte_locked(kin.file.as_fd(), line))
+}
+
+/// See [`bury`]. `lives`: whether the lock of a line is held.
+fn bury_where(ledger: &Ledger, me: u32, lives: &mut dyn FnMut(u32) -> bool) -> bool {
     let members = ledger.used();
     let state = |line: u32| members.get(line as usize).map_or(GONE, |m| m.state.load(Ordering::Acquire));
     let (mut changed, mut gone, mut parents) = (false, Lines::NONE, Lines::NONE);
@@ -759,9 +766,9 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
         let parent = member.parent.load(Ordering::Relaxed);
         // This holds for the children of a process without a kin thread as well: nobody else would notice.
         let looks = state(parent) == ALIVE && members.get(parent as usize).is_some_and(|m| m.awake.load(Ordering::Acquire) != 0);
-        let ours = line as u32 != kin.me && (parent == kin.me || !looks);
+        let ours = line as u32 != me && (parent == me || !looks);
         let state = member.state.load(Ordering::Acquire);
-        if (state == ALIVE || state == LEFT) && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
+        if (state == ALIVE || state == LEFT) && ours && !lives(line as u32) {
             // Another process may do the same first, with the same result.
             let _ = member.state.compare_exchange(state, GONE, Ordering::AcqRel, Ordering::Relaxed);
             changed = true;
