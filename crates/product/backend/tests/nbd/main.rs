@@ -388,7 +388,7 @@ fn an_export_that_is_just_being_let_go_is_waited_for() {
     let export: NbdExport = server.uri().parse().unwrap();
     let name = format!("farshore-nbd-{:016x}", xxhash_rust::xxh3::xxh3_64(export.to_string().as_bytes()));
     let take = || {
-        let address = std::os::linux::net::SocketAddrExt::from_abstract_name(&name).unwrap();
+        let address = <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(&name).unwrap();
         std::os::unix::net::UnixDatagram::bind_addr(&address).unwrap()
     };
     let had = take();

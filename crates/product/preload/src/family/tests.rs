@@ -43,7 +43,11 @@ impl Family {
     }
 
     /// Looks who has ended, as process `me`. The moment before it is asked for the first time whether `line` lives, that process forks, and ends. Its child.
-    fn forks_and_ends_while<R>(&mut self, line: u32, look: impl FnOnce(&'static Ledger, &mut dyn FnMut(u32) -> bool) -> R) -> (R, u32) {
+    fn forks_and_ends_while<R>(
+        &mut self,
+        line: u32,
+        look: impl FnOnce(&'static Ledger, &mut dyn FnMut(u32) -> bool) -> R,
+    ) -> (R, u32) {
         let (ledger, mut child) = (self.ledger, None);
         let result = look(ledger, &mut |asked| {
             if asked == line && child.is_none() {
