@@ -532,14 +532,16 @@ fn start_late(runtime: &'static Runtime) {
         if again != 0 && runtime.engine.clock.now_ns() < again {
             return;
         }
-        let begun = locked(runtime, |_| {
+        let (begun, failed) = locked(runtime, |_| {
             let begun = begin_all(runtime);
-            if begun && !are_there() {
-                // Some are of no use without the others. None of these needs the lock.
-                end_all(runtime);
-            }
-            begun
+            (begun, begun && STATE.compare_exchange(NONE, STOPPING, Ordering::AcqRel, Ordering::Acquire).is_ok())
         });
+        if failed {
+            // Some are of no use without the others. Not under the lock, for which a kin thread may wait that was there before.
+            uninterrupted(|| end_all(runtime));
+            STATE.store(NONE, Ordering::Release);
+            KernelFutex.wake_all(&STATE);
+        }
         if begun {
             return;
         }
