@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const MOST: usize = 64;
 
 /// The list of this process.
-pub(super) static LATE: List = List::NEW;
+pub(super) static LATE: List = List::new();
 
 /// By which bytes an export is known: where they lie, plus 1 (0: there are none), and their sum.
 #[derive(Debug)]
@@ -23,7 +23,10 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    pub(super) const NONE: Mark = Mark { at: AtomicU64::new(0), sum: AtomicU64::new(0) };
+    /// None is known.
+    pub(super) const fn none() -> Mark {
+        Mark { at: AtomicU64::new(0), sum: AtomicU64::new(0) }
+    }
 
     /// By the thread that keeps the space.
     pub(super) fn set(&self, offset: u64, bytes: &[u8]) {
@@ -46,13 +49,17 @@ pub(super) struct List {
     used: AtomicUsize,
 }
 
+/// Looks at a page of an export: whether what is told of its bytes is true.
+pub(super) type Look<'l> = dyn FnMut(u64, &dyn Fn(&[u8]) -> bool) -> bool + 'l;
+
 fn sum_of(name: &Path) -> u64 {
     xxh3_64(name.as_os_str().as_encoded_bytes()).max(1)
 }
 
 impl List {
-    const NEW: List =
-        List { exports: [const { Late { name: AtomicU64::new(0), mark: Mark::NONE } }; MOST], used: AtomicUsize::new(0) };
+    const fn new() -> List {
+        List { exports: [const { Late { name: AtomicU64::new(0), mark: Mark::none() } }; MOST], used: AtomicUsize::new(0) }
+    }
 
     pub(super) fn note(&self, name: &Path, mark: &Mark) {
         if let Some(late) = self.exports.get(self.used.fetch_add(1, Ordering::AcqRel)) {
@@ -63,8 +70,8 @@ impl List {
         }
     }
 
-    /// Whether an export is one of these. `is_there`: reads a page at this offset, and says whether `f` is true of it.
-    pub(super) fn has(&self, name: &Path, is_there: &mut dyn FnMut(u64, &dyn Fn(&[u8]) -> bool) -> bool) -> bool {
+    /// Whether an export is one of these. `is_there`: reads a page at this offset, and says whether that function is true of it.
+    pub(super) fn has(&self, name: &Path, is_there: &mut Look<'_>) -> bool {
         let used = self.used.load(Ordering::Acquire);
         let mut listed = self.exports.iter().take(used).filter(|late| late.name.load(Ordering::Acquire) != 0);
         used > MOST
@@ -81,12 +88,12 @@ mod tests {
 
     #[test]
     fn an_export_is_known_by_its_name_and_by_its_bytes() {
-        let (list, page) = (List::NEW, vec![7; 4096]);
+        let (list, page) = (List::new(), vec![7; 4096]);
         let has = |name: &str, there: u64, bytes: &[u8]| list.has(Path::new(name), &mut |at, f| at == there && f(bytes));
         assert!(!has("a", 0, &page));
-        list.note(Path::new("a"), &Mark::NONE);
+        list.note(Path::new("a"), &Mark::none());
         assert!(has("a", 0, &[]) && !has("b", 0, &page), "without a mark by its name alone");
-        let mark = Mark::NONE;
+        let mark = Mark::none();
         mark.set(8192, &page);
         list.note(Path::new("b"), &mark);
         assert!(has("b", 0, &[]) && has("c", 8192, &page));
@@ -95,11 +102,11 @@ mod tests {
 
     #[test]
     fn where_there_are_too_many_none_is_used_again() {
-        let list = List::NEW;
+        let list = List::new();
         let has = |name: &str| list.has(Path::new(name), &mut |_, _| false);
-        (0..MOST).for_each(|n| list.note(Path::new(&n.to_string()), &Mark::NONE));
+        (0..MOST).for_each(|n| list.note(Path::new(&n.to_string()), &Mark::none()));
         assert!(has("63") && !has("other"));
-        list.note(Path::new("64"), &Mark::NONE);
+        list.note(Path::new("64"), &Mark::none());
         assert!(has("64") && has("other"));
     }
 }

@@ -306,7 +306,7 @@ impl NbdSpace {
             lines,
             name,
             place,
-            mark: Mark::NONE,
+            mark: Mark::none(),
             down_ns: AtomicU64::new(0),
             process: AtomicU32::new(getpid()),
         })
