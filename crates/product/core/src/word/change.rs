@@ -1,6 +1,6 @@
 //! The changes of a page word, each a compare-and-swap. The rules that they keep are at the head of [`word`](super).
 
-use super::value::{GUESSED, PIN_ONE, PINS, PLACE_SHIFT, PROTECTED, PROVEN, STATE, TOP, TOP_SHIFT, WAITERS, WRITTEN};
+use super::value::{GUESSED, PIN_ONE, PINS, PLACE_SHIFT, PROTECTED, RESCUED, STATE, TOP, TOP_SHIFT, WAITERS, WRITTEN};
 use super::{
     BeginEvict, BeginFault, CHANCES_MAX, Claim, Collateral, Pin, Release, Released, Slot, Stage, StageStep, State, Word,
 };
@@ -163,11 +163,10 @@ impl AtomicWord {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be released");
             // The page came from its stage just now, or did so before.
             let from_stage = now.0 >> TOP_SHIFT == State::Leaving as u64;
-            let came = if from_stage { PROVEN } else { now.0 & PROVEN };
+            let rescued = if from_stage { RESCUED } else { now.0 & RESCUED };
             let resident = |chances: u8| {
                 debug_assert!(chances <= CHANCES_MAX, "{chances} chances");
-                let proven = if chances > 0 { PROVEN } else { came };
-                u64::from(chances.min(CHANCES_MAX)) << TOP_SHIFT | proven
+                u64::from(chances.min(CHANCES_MAX)) << TOP_SHIFT | rescued
             };
             let then = match to {
                 Release::Untouched => now.with(State::Untouched, 0, 0),
@@ -179,7 +178,7 @@ impl AtomicWord {
                     now.with(State::Resident, 0, resident(chances) | guessed | protected)
                 }
                 Release::Leaving { stage, written } => {
-                    now.with(State::Leaving, u64::from(stage.0), (now.0 & PROVEN) | if written { WRITTEN } else { 0 })
+                    now.with(State::Leaving, u64::from(stage.0), (now.0 & RESCUED) | if written { WRITTEN } else { 0 })
                 }
                 Release::Out { slot } => now.with(State::Out, slot.number(), 0),
             };
@@ -192,7 +191,7 @@ impl AtomicWord {
     pub fn take_to(&self, stage: Stage) {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be taken away");
-            let kept = now.0 & (WAITERS | PROVEN);
+            let kept = now.0 & (WAITERS | RESCUED);
             Ok((now.with(State::Busy, u64::from(stage.0), kept | (State::Busy as u64) << TOP_SHIFT), ()))
         });
     }
@@ -201,7 +200,7 @@ impl AtomicWord {
     pub fn note_mapped(&self) {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be mapped");
-            let from_stage = if now.0 >> TOP_SHIFT == State::Leaving as u64 { PROVEN } else { 0 };
+            let from_stage = if now.0 >> TOP_SHIFT == State::Leaving as u64 { RESCUED } else { 0 };
             Ok((Word(now.0 & !TOP | from_stage | (State::Resident as u64) << TOP_SHIFT), ()))
         });
     }

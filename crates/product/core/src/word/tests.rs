@@ -150,7 +150,7 @@ fn what_a_page_was_is_in_its_word_whenever_its_engine_ends() {
     w.note_mapped();
     assert_eq!(left(), (Left::Mapped, true));
     let _ = w.release(Release::Clean { slot: slot(5), chances: 0 });
-    assert!(w.load().proven(), "as without the note");
+    assert!(w.load().rescued(), "as without the note");
     let BeginEvict::Owned { was } = w.begin_evict(false) else { panic!("it has no chances") };
     w.take_to(Stage(2));
     // The kernel has refused.

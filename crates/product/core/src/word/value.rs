@@ -5,7 +5,7 @@ use crate::page::Access;
 
 pub(super) const STATE: u64 = 0x7;
 pub(super) const WAITERS: u64 = 1 << 3;
-pub(super) const PROVEN: u64 = 1 << 4;
+pub(super) const RESCUED: u64 = 1 << 4;
 pub(super) const WRITTEN: u64 = 1 << 5;
 pub(super) const GUESSED: u64 = 1 << 6;
 pub(super) const PROTECTED: u64 = 1 << 7;
@@ -19,17 +19,6 @@ pub(super) const TOP_SHIFT: u32 = 61;
 pub(super) const TOP: u64 = 0x7 << TOP_SHIFT;
 /// The most chances that a page can have.
 pub const CHANCES_MAX: u8 = 7;
-/// How often evictors pass a page with the most chances over, on average, until it loses the first one.
-pub const FIRST_CHANCE: u32 = 8;
-
-/// How often evictors pass a page with so many chances over, on average.
-#[must_use]
-pub const fn passes(chances: u8) -> u32 {
-    match chances {
-        CHANCES_MAX.. => CHANCES_MAX as u32 - 1 + FIRST_CHANCE,
-        fewer => fewer as u32,
-    }
-}
 
 /// State of a page. The numbers are the bits of the word; `Untouched` is 0 so that
 /// fresh zeroed memory is a table of untouched pages.
@@ -141,9 +130,13 @@ impl core::fmt::Debug for Word {
         if self.place() != 0 || self.state() == State::Leaving {
             write!(f, "@{}", self.place())?;
         }
-        for (bit, name) in
-            [(WAITERS, "+waiters"), (PROVEN, "+proven"), (WRITTEN, "+written"), (GUESSED, "+guessed"), (PROTECTED, "+protected")]
-        {
+        for (bit, name) in [
+            (WAITERS, "+waiters"),
+            (RESCUED, "+rescued"),
+            (WRITTEN, "+written"),
+            (GUESSED, "+guessed"),
+            (PROTECTED, "+protected"),
+        ] {
             if self.0 & bit != 0 {
                 f.write_str(name)?;
             }
@@ -229,10 +222,10 @@ impl Word {
     pub fn chances(self) -> u8 {
         if self.0 & STATE == State::Resident as u64 { (self.0 >> TOP_SHIFT) as u8 } else { 0 }
     }
-    /// Whether the page came from a stage, or came with chances, since its bytes were in a slot only.
+    /// Whether the page came from a stage since its bytes were in a slot only.
     #[inline]
-    pub fn proven(self) -> bool {
-        self.0 & PROVEN != 0
+    pub fn rescued(self) -> bool {
+        self.0 & RESCUED != 0
     }
     /// Whether a read fault mapped the page writable because its neighbours were all written.
     #[inline]

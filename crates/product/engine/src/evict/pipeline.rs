@@ -101,8 +101,6 @@ pub enum Progress {
 pub struct Evictor<'e, W: World> {
     pub(crate) engine: &'e Engine<W>,
     pub(crate) id: usize,
-    /// Granules that it has looked at.
-    pub(super) looks: u64,
     thread: u64,
     pub(super) queue: <W::Backend as Backend>::Queue,
     pub(super) ring: Ring,
@@ -170,7 +168,6 @@ impl<'e, W: World> Evictor<'e, W> {
         Ok(Evictor {
             engine,
             id,
-            looks: 0,
             thread: engine.kernel.current_thread(),
             queue,
             ring: Ring::new((id * each) as u32, each),
@@ -745,11 +742,9 @@ impl<W: World> Engine<W> {
             StageStep::Gone | StageStep::Done => {}
         }
         self.kernel.interleave();
-        let proven = word.load().proven();
         match word.retire_stage(stage, slot) {
             StageStep::Done => {
-                let (page, left) = (self.evictors.stages.page(stage), self.evictors.loops.left());
-                self.evictors.refaults.note_out(evictor, page, left, proven);
+                self.evictors.refaults.note_out(evictor, self.evictors.stages.page(stage), self.evictors.loops.left());
                 true
             }
             StageStep::Held => false,

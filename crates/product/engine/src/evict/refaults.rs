@@ -8,15 +8,13 @@
 //! # What is written down
 //!
 //! ```text
-//!   mark of a page:  16 bits of a hash of its number │ proven │ 15 bits of time
+//!   mark of a page:  16 bits of a hash of its number │ 16 bits of time
 //! ```
 //!
-//! Pages share marks by that hash. There are one to two for each frame: so most pages are still known when a quarter of a memory full of others has left. Each evictor has a table of its
+//! Pages share marks by that hash. There is one for each frame or two: so most pages are still known when a quarter of a memory full of others has left. Each evictor has a table of its
 //! own, since a mark is written for each page that leaves, and two that write one table would take its lines from each other. A fault looks in all of them, which is little beside its read.
 //!
-//! A page that leaves is *proven* if it had come back soon itself: so it is told who comes back soon again and again from who did once, by chance.
-//!
-//! Time is counted in pages that have left, in 64ths of a memory full, and goes round after 512 memories full.
+//! Time is counted in pages that have left, in 64ths of a memory full, and goes round after 1,024 memories full.
 //!
 //! All of this is hints: any thread may write any mark at any time. A page that is taken for another one (one in 65,536 of those that share a mark), or a time that
 //! has gone round, costs some rounds in which a page stays that should have left.
@@ -33,21 +31,8 @@ const UNITS: u64 = 64;
 const MARKS: (u64, u64) = (1 << 10, 1 << 24);
 /// Marks in a cache line, of the larger ones that there are.
 const LINE: usize = 32;
-/// In a mark: the page was proven.
-const PROVEN: u32 = 1 << 15;
-/// In a mark: when it left.
-const TIME: u32 = PROVEN - 1;
 /// The marks of an evictor.
 type Table = Box<[Padded<[AtomicU32; LINE]>]>;
-
-/// What is known of a page that has left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Left {
-    /// How many pages have left since, to a sixty-fourth of a memory full.
-    pub since: u64,
-    /// It was proven.
-    pub proven: bool,
-}
 
 /// When pages left.
 #[derive(Debug)]
@@ -74,33 +59,32 @@ impl Refaults {
         (&table[place / LINE][place % LINE], ((hash >> 24) as u32 & 0xffff).max(1) << 16)
     }
 
-    fn time(&self, left: u64) -> u32 {
-        (left / self.unit) as u32 & TIME
+    fn time(&self, left: u64) -> u16 {
+        (left / self.unit) as u16
     }
 
     /// An evictor says that the bytes of `page` are in its slot only from now on, when `left` pages have left in all.
     #[inline]
-    pub(super) fn note_out(&self, evictor: usize, page: Page, left: u64, proven: bool) {
+    pub(super) fn note_out(&self, evictor: usize, page: Page, left: u64) {
         let (mark, whose) = Refaults::mark(&self.tables[evictor], page);
-        mark.store(whose | if proven { PROVEN } else { 0 } | self.time(left), Ordering::Relaxed);
+        mark.store(whose | u32::from(self.time(left)), Ordering::Relaxed);
     }
 
-    /// What is known of `page`, when `left` pages have left in all.
+    /// How many pages have left since `page` did, to a sixty-fourth of a memory full; `None`: it is not known. `left`: how many have in all.
     #[inline]
-    pub(crate) fn since_out(&self, page: Page, left: u64) -> Option<Left> {
-        let known = self.tables.iter().filter_map(|table| {
+    pub(crate) fn since_out(&self, page: Page, left: u64) -> Option<u64> {
+        let since = self.tables.iter().filter_map(|table| {
             let (mark, whose) = Refaults::mark(table, page);
             let mark = mark.load(Ordering::Relaxed);
-            let since = u64::from(self.time(left).wrapping_sub(mark) & TIME) * self.unit;
-            (mark & 0xffff << 16 == whose).then_some(Left { since, proven: mark & PROVEN != 0 })
+            (mark & 0xffff << 16 == whose).then(|| u64::from(self.time(left).wrapping_sub(mark as u16)) * self.unit)
         });
-        known.min_by_key(|known| known.since)
+        since.min()
     }
 }
 
 /// Marks of each of so many evictors, a power of two.
 fn marks(frames: u64, evictors: usize) -> usize {
-    1 << (2 * (frames / evictors as u64)).clamp(MARKS.0, MARKS.1).ilog2()
+    1 << (frames / evictors as u64).clamp(MARKS.0, MARKS.1).ilog2()
 }
 
 #[cfg(test)]
@@ -114,53 +98,42 @@ mod tests {
         assert_eq!(refaults.since_out(Page(7), 0), None, "nothing has left");
         // Pages leave one after the other, from far along the time.
         let first = 1 << 40;
-        let pages = || (0..2 * frames).map(|n| (Page(0x7f00_0000_0000 + n * 3), first + n));
-        pages().for_each(|(page, left)| refaults.note_out(page.0 as usize % 2, page, left, page.0 % 3 == 0));
-        let now = first + 2 * frames;
+        let pages = || (0..frames).map(|n| (Page(0x7f00_0000_0000 + n * 3), first + n));
+        pages().for_each(|(page, left)| refaults.note_out(page.0 as usize % 2, page, left));
+        let now = first + frames;
         let (mut known, mut recent) = (0, 0);
         for (page, left) in pages() {
-            if let Some(Left { since, proven }) = refaults.since_out(page, now) {
+            if let Some(since) = refaults.since_out(page, now) {
                 assert!(since.abs_diff(now - left) <= frames / UNITS, "{page:?}: {since} for {}", now - left);
-                assert_eq!(proven, page.0 % 3 == 0);
                 known += 1;
                 recent += u64::from(now - left <= frames / 4);
             }
         }
-        assert!(recent > frames / 4 * 5 / 6 && known < 2 * frames * 9 / 10, "{recent} of {}, {known} in all", frames / 4);
+        assert!(recent > frames / 4 * 3 / 4 && known < frames * 9 / 10, "{recent} of {}, {known} in all", frames / 4);
         let strangers = (0..10_000).filter(|n| refaults.since_out(Page(0x5500_0000_0000 + n * 7), now).is_some()).count();
         assert!(strangers <= 5, "{strangers} pages that have never left are taken for others");
     }
 
     #[test]
     fn there_are_marks_for_any_memory() {
-        for (frames, evictors, most) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 13), (u64::MAX / 2, 1, 1 << 24)] {
+        for (frames, evictors, most) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 12), (u64::MAX, 1, 1 << 24)] {
             assert_eq!(marks(frames, evictors), most);
         }
         for (frames, evictors) in [(0, 1), (256, 4), (9000, 4)] {
             let refaults = Refaults::new(frames, evictors);
             let all = marks(frames, evictors);
             assert!(refaults.tables.len() == evictors && refaults.tables.iter().all(|table| table.len() * LINE == all));
-            refaults.note_out(evictors - 1, Page(9), u64::MAX, false);
-            assert_eq!(refaults.since_out(Page(9), u64::MAX), Some(Left { since: 0, proven: false }));
+            refaults.note_out(evictors - 1, Page(9), u64::MAX);
+            assert_eq!(refaults.since_out(Page(9), u64::MAX), Some(0));
         }
     }
 
     #[test]
     fn of_two_evictors_the_last_one_knows() {
         let refaults = Refaults::new(64_000, 2);
-        for (evictor, left, proven, since) in [(0, 1000, true, 5000), (1, 4000, false, 2000), (0, 6000, true, 0)] {
-            refaults.note_out(evictor, Page(77), left, proven);
-            assert_eq!(refaults.since_out(Page(77), 6000), Some(Left { since, proven }));
+        for (evictor, left, since) in [(0, 1000, 5000), (1, 4000, 2000), (0, 6000, 0)] {
+            refaults.note_out(evictor, Page(77), left);
+            assert_eq!(refaults.since_out(Page(77), 6000), Some(since));
         }
-    }
-
-    #[test]
-    fn time_goes_round_and_says_nothing_of_proof() {
-        let refaults = Refaults::new(6400, 1);
-        let round = 100 * (u64::from(TIME) + 1);
-        refaults.note_out(0, Page(5), round - 100, false);
-        assert_eq!(refaults.since_out(Page(5), round + 300), Some(Left { since: 400, proven: false }));
-        refaults.note_out(0, Page(5), round, true);
-        assert_eq!(refaults.since_out(Page(5), round + 300), Some(Left { since: 300, proven: true }));
     }
 }

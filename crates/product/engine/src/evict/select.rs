@@ -22,7 +22,7 @@ use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, Policy, Verdict, World};
 use farshore_core::table::GranuleRef;
-use farshore_core::word::{AtomicWord, BeginEvict, CHANCES_MAX, Collateral, FIRST_CHANCE, Release, State, Word};
+use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
 /// Between two victims there may be this many writable pages before two calls are better than one: each such page may
 /// cost a fault when it is written next, and a call costs a TLB flush.
@@ -40,8 +40,6 @@ pub(super) enum Which {
         stay: Bits,
         /// Pages that are expected soon, or late.
         marks: Marks,
-        /// Which look it is, if a page with the most chances loses one at few of them.
-        look: Option<u64>,
     },
     /// Those that are wished to leave.
     Wished(Bits),
@@ -55,12 +53,6 @@ fn has(bits: &Bits, index: usize) -> bool {
 
 fn add(bits: &mut Bits, index: usize) {
     bits[index / 64] |= 1 << (index % 64);
-}
-
-/// Whether a page with the most chances loses one at this look: one in [`FIRST_CHANCE`], by the upper bits of a multiplication by
-/// 2^64 / golden ratio.
-fn is_first_lost(page: Page, look: u64) -> bool {
-    (page.0 ^ look.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & u64::from(FIRST_CHANCE - 1) == 0
 }
 
 /// What a look at a granule found.
@@ -96,7 +88,7 @@ impl<W: World> Engine<W> {
             let word = &g.words[index];
             let page = g.id.first().plus(index as u64);
             let (passed, wished, soon, late) = match &which {
-                Which::AllBut { stay, marks, .. } => (has(stay, index), false, has(&marks.soon, index), has(&marks.late, index)),
+                Which::AllBut { stay, marks } => (has(stay, index), false, has(&marks.soon, index), has(&marks.late, index)),
                 Which::Wished(bits) => (!has(bits, index), true, false, false),
                 Which::Late(bits) => (!has(bits, index), true, false, true),
             };
@@ -115,13 +107,6 @@ impl<W: World> Engine<W> {
                 Verdict::EvictUnlessChances => !late,
                 Verdict::Evict => false,
             };
-            let lasts = match &which {
-                Which::AllBut { look: Some(look), .. } => chances && now.chances() == CHANCES_MAX && !is_first_lost(page, *look),
-                _ => false,
-            };
-            if lasts {
-                continue;
-            }
             // Chances are used up first: so it stays for longer than a page with as many of which nothing is expected.
             if soon && !(chances && now.chances() > 0) {
                 add(&mut soon_passed, index);

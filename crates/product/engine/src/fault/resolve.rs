@@ -487,7 +487,7 @@ impl<W: World> Engine<W> {
     }
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
-        let chances = self.policy.chances(if was.proven() { Came::RescuedAgain } else { Came::Rescued });
+        let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
         fault.chances = chances;
         match self.unstage(fault.page, at, was, fault.access, chances, fault.core) {
             Ok(()) => self.done(fault, FaultKind::Rescue),
@@ -579,13 +579,8 @@ impl<W: World> Engine<W> {
     /// Pages that come with others are a stream's, whose returns say how long it is and not how often it is used (`evict::loops`).
     fn how_it_came(&self, page: Page, along: Along) -> Came {
         let evictors = &self.evictors;
-        let left = if along.pages() == 1 { evictors.refaults.since_out(page, evictors.loops.left()) } else { None };
-        let back = |distance| Return { distance, frames: self.frames().limit() };
-        match left {
-            None => Came::Fetched,
-            Some(left) if left.proven => Came::ReturnedAgain(back(left.since)),
-            Some(left) => Came::Returned(back(left.since)),
-        }
+        let distance = if along.pages() == 1 { evictors.refaults.since_out(page, evictors.loops.left()) } else { None };
+        distance.map_or(Came::Fetched, |distance| Came::Returned(Return { distance, frames: self.frames().limit() }))
     }
 
     /// A page that was out is mapped: whoever takes over must not take it out of its slot or stage again, however it has changed since.
