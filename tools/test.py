@@ -463,7 +463,7 @@ def parts(seed):
         Part("survived-long", "the same, each kind twenty times, with networks that are cut for up to a minute",
              [pytest("survived-long", "tests/real/test_survived.py", "--faults", "20", "--cuts", "1,10,60")], 120, shown, pytest_missing, needs_build=True, takes=3600),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed; guests that are restored",
-             [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_manager_keeper.py", "tests/real/test_manager_map.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=210),
+             [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py", "tests/real/test_manager_takeover.py", "tests/real/test_manager_keeper.py", "tests/real/test_restore.py")], 10, shown, pytest_missing, needs_build=True, takes=210),
         Part("daemon", "farshore daemon: its API, who may ask, bad input, virtual machines that it starts, its page in a browser",
              [pytest("daemon", "tests/real/test_daemon.py")], 8, shown, pytest_missing, needs_build=True, takes=60),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",

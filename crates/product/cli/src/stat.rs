@@ -174,7 +174,6 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     text.push_str(&pace(now));
     text.push_str(&scans(now));
     text.push_str(&guest(now));
-    text.push_str(&maps(now));
     if let Some(thrashing) = farshore_config::advice::within(since.unwrap_or(&Stats::default()), now) {
         let _ = writeln!(text, "\n{}", plain(&thrashing.advice));
     }
@@ -298,22 +297,6 @@ fn guest(now: &Stats) -> String {
         .fold(format!("\n{:<22}{:>12}\n", "guest", "total"), |text, (name, value)| text + &format!("  {name:<20}{value:>12}\n"))
 }
 
-/// Other processes that have the memory mapped, if there are any, or were.
-fn maps(now: &Stats) -> String {
-    let Some(it) = now.maps.filter(|it| it.processes + it.faults + it.cut_off > 0) else { return String::new() };
-    let rows = [
-        ("processes", it.processes),
-        ("pages locked", it.locked_pages),
-        ("  each may lock", it.may_lock_pages),
-        ("faults", it.faults),
-        ("pages put back", it.put_back),
-        ("cut off", it.cut_off),
-    ];
-    rows.iter().fold(format!("\n{:<22}{:>12}\n", "mapped elsewhere", "total"), |text, (name, value)| {
-        text + &format!("  {name:<20}{value:>12}\n")
-    })
-}
-
 /// What a fetch takes, part by part, on the average of those that were measured.
 fn fetch_parts(now: &Stats) -> String {
     let it = &now.fetch_parts;
@@ -384,7 +367,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Attached, Autopilot, Budget, FetchParts, Guest, Kinds, Maps, Pool, Scans, Space};
+    use farshore_config::stats::{Attached, Autopilot, Budget, FetchParts, Guest, Kinds, Pool, Scans, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -433,12 +416,6 @@ mod tests {
         let told = table(&before, None);
         assert!(told.contains("\n  faults asked                  90\n    found                       81\n"), "{told}");
         before.guest = None;
-        before.maps = Some(Maps { locked_pages: 12, may_lock_pages: 64, ..Maps::default() });
-        assert!(!table(&before, None).contains("mapped elsewhere"), "there is none");
-        before.maps = Some(Maps { processes: 1, locked_pages: 12, may_lock_pages: 64, ..Maps::default() });
-        let told = table(&before, None);
-        assert!(told.contains("\n  pages locked                  12\n    each may lock               64\n"), "{told}");
-        before.maps = None;
         assert!(!scanned.contains("faults asked"), "{scanned}");
         before.fetch_parts = FetchParts { measured: 2, claim_ns: 600, read_ns: 170_000, ..FetchParts::default() };
         before.ablated = "rescue,batch=1".into();

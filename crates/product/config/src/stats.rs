@@ -91,8 +91,6 @@ pub struct Stats {
     pub autopilot: Option<Autopilot>,
     /// The limit is a share of a budget that several programs of one user have together (`--budget`); `null`: it is not.
     pub budget: Option<Budget>,
-    /// Other processes that have a virtual machine's memory mapped (`farshore_map_open`); `null`: it is no virtual machine's.
-    pub maps: Option<Maps>,
     /// Of a virtual machine whose page tables are looked at (`farshore vm run --prefetch guest`); `null`: they are not.
     pub guest: Option<Guest>,
     /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
@@ -148,25 +146,6 @@ pub struct Autopilot {
     pub changes: u64,
     /// Whether this process decides for all that share the limit.
     pub decides: bool,
-}
-
-/// Other processes that have the memory mapped, and what they keep from leaving.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
-pub struct Maps {
-    /// Processes that have it mapped, and are served.
-    pub processes: u64,
-    /// Pages that are locked now, each process' counted for itself.
-    pub locked_pages: u64,
-    /// Pages that each of them may lock.
-    pub may_lock_pages: u64,
-    /// Faults of theirs that were served.
-    pub faults: u64,
-    /// Times that an evictor has put a page back because it was locked meanwhile.
-    pub put_back: u64,
-    /// Processes that were cut off: they had locked more than they may, or memory that they had was taken away.
-    pub cut_off: u64,
 }
 
 /// What a guest's own page tables say of its faults, and what was fetched for it.
@@ -609,7 +588,6 @@ impl Default for Stats {
             autopilot: None,
             budget: None,
             guest: None,
-            maps: None,
             processor_ns: 0,
             thrashing: None,
         }
@@ -730,7 +708,6 @@ mod tests {
             budget: Some(Budget::default()),
             thrashing: Some(Thrashing::default()),
             guest: Some(Guest::default()),
-            maps: Some(Maps::default()),
             ..Stats::default()
         };
         let names = names(&serde_json::to_value(&stats).expect("it has a JSON form"));

@@ -15,7 +15,6 @@
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
-//! * [`locks`] keeps pages that a device uses from leaving;
 //! * [`halt`] has threads stand still while a dormant process wakes;
 //! * [`seams`] are the traits of what lies around the engine: kernel, swap space, policy, clock, futex;
 //! * [`joint`] is the interface between the library and a scheduler of unithreads;
@@ -44,7 +43,6 @@ pub mod halt;
 pub mod huge;
 pub mod joint;
 pub mod limits;
-pub mod locks;
 pub mod order;
 pub mod page;
 pub mod pooled;

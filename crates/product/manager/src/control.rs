@@ -2,7 +2,7 @@
 //!
 //! Requests are answered by a thread that has the listener and no other descriptor. What it reads, it reads by path.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use farshore_config::control::{Change, Set, Setting, Translated};
@@ -14,7 +14,6 @@ use farshore_socket::{Target, counters};
 use farshore_sys::clock;
 
 use crate::host::{Host, no_thread};
-use crate::lockers;
 use crate::process;
 use crate::tap::Way;
 
@@ -79,18 +78,7 @@ impl Target for Client {
             Way::Off => told.prefetcher.clone(),
             way => way.name().into(),
         };
-        let lockers = engine.kernel.lockers();
-        let (locked_pages, processes) = lockers.locked_pages();
-        let count = |what: &AtomicU64| what.load(Ordering::Relaxed);
-        let maps = Some(stats::Maps {
-            processes,
-            locked_pages,
-            may_lock_pages: lockers::allowed(engine.memory_limit()),
-            faults: count(&lockers.counts.faults),
-            put_back: count(&lockers.counts.put_back),
-            cut_off: count(&lockers.counts.cut_off),
-        });
-        stats::Stats { prefetcher, maps, guest: self.host.tap.stats(), thrashing: farshore_config::advice::of(&told), ..told }
+        stats::Stats { prefetcher, guest: self.host.tap.stats(), thrashing: farshore_config::advice::of(&told), ..told }
     }
 
     fn set(&self, key: &str, value: &str) -> Result<Set, String> {

@@ -312,8 +312,6 @@ impl Host {
         if !memory.all().iter().any(|region| region.pages == pages) {
             return Err(format!("the {} bytes at {:#x} are no region that was handed over", pages.bytes(), pages.start.addr()));
         }
-        // Before it can be anything else.
-        self.engine.kernel.lockers().cut_off_at(pages);
         // First: whoever takes over gives them up, too.
         self.state.inspect(|state| state.give_up(pages));
         self.engine.claim(pages);

@@ -66,8 +66,6 @@ pub enum Kept {
     Memory(u64, u64),
     /// The swap files, in order.
     Swap,
-    /// Another process that has the memory mapped, by its place: its connection, its process, its userfaultfd, its locks.
-    Locker(usize),
     /// The memory of the manager's tables. Sent last: whoever has it can take over.
     Tables,
 }
@@ -81,7 +79,6 @@ impl Kept {
             Kept::Uffd => "uffd".into(),
             Kept::Memory(device, inode) => format!("memory {device} {inode}"),
             Kept::Swap => "swap".into(),
-            Kept::Locker(number) => format!("locker {number}"),
             Kept::Tables => "tables".into(),
         }
     }

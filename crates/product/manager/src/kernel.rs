@@ -45,7 +45,6 @@ use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::raw::Errno;
 use farshore_sys::uffd::{Uffd, UffdError};
 
-use crate::lockers::Lockers;
 use crate::memory::{Memory, PUNCHES};
 use crate::seldom::Seldom;
 use crate::state::State;
@@ -56,7 +55,6 @@ pub struct SharedKernel {
     /// What a userfaultfd does is the same for whosever memory it is.
     client: LinuxKernel,
     memory: Memory,
-    lockers: Lockers,
     /// Pages that evictors have found to be thrown away, for [`SharedKernel::thrown_away`].
     found: Mutex<Vec<Page>>,
     /// There are some.
@@ -78,15 +76,7 @@ impl SharedKernel {
     pub fn new(uffd: Uffd, memory: Memory, state: Option<&'static State>) -> Result<SharedKernel, Errno> {
         let client = LinuxKernel::new(uffd, true)?;
         let found = Mutex::new(Vec::with_capacity(FOUND_MAX));
-        Ok(SharedKernel {
-            client,
-            memory,
-            lockers: Lockers::default(),
-            found,
-            some: Condvar::new(),
-            gone: AtomicU64::new(0),
-            state,
-        })
+        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0), state })
     }
 
     /// The client's userfaultfd.
@@ -97,11 +87,6 @@ impl SharedKernel {
     /// The regions.
     pub fn memory(&self) -> &Memory {
         &self.memory
-    }
-
-    /// Other processes that have the memory mapped.
-    pub fn lockers(&self) -> &Lockers {
-        &self.lockers
     }
 
     /// Waits for pages that evictors have found to be thrown away, and gives them. They are as they were.
@@ -195,12 +180,7 @@ impl Kernel for SharedKernel {
     }
 
     fn protect(&self, range: PageRange) -> Result<(), KernelError> {
-        self.client.protect(range)?;
-        self.lockers.protect(range)
-    }
-
-    fn is_kept(&self, page: Page) -> bool {
-        self.lockers.holds(page)
+        self.client.protect(range)
     }
 
     fn unprotect(&self, page: Page) -> Result<(), KernelError> {
@@ -208,13 +188,7 @@ impl Kernel for SharedKernel {
     }
 
     /// Whether the client itself may read it does not matter to its file.
-    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError> {
-        // Behind the protection: see `farshore_core::locks`.
-        if self.lockers.holds(page) {
-            // It is asked twice.
-            self.lockers.counts.put_back.fetch_add(u64::from(!readable), Ordering::Relaxed);
-            return Err(KernelError::Again);
-        }
+    fn copy_out(&self, page: Page, into: &mut PageBuf, _readable: bool) -> Result<(), KernelError> {
         self.memory.read(page, into).inspect_err(|why| {
             // The client has made its file shorter.
             if *why == KernelError::Gone {

@@ -58,7 +58,6 @@ pub fn leave(host: &Host) -> Result<u64, String> {
     }
     // Should this process be killed from here on, whoever comes ends what it has begun.
     host.state.inspect(|state| state.set_given_back());
-    engine.kernel.lockers().set_free();
     for region in &regions {
         let (start, bytes) = (region.pages.start.addr(), region.pages.bytes());
         // A client that has unmapped it needs nothing more.

@@ -28,7 +28,6 @@
 //! | [`takeover`] | how the next one goes on |
 //! | [`serve`] | faults |
 //! | [`tap`], [`monitor`], [`ahead`] | runs of faults in the guest's virtual addresses are followed: what is heard, what QEMU's monitor is asked, which pages come |
-//! | [`lockers`], [`lend`] | other processes that have the memory mapped too: what they have locked, and how they are let in and served |
 //! | [`leave`] | the memory is given back |
 //! | [`seldom`] | lines that may come again and again |
 //! | [`session`] | one client from its connection to its end |
@@ -47,8 +46,6 @@ pub mod host;
 pub mod keeper;
 pub mod kernel;
 pub mod leave;
-pub mod lend;
-pub mod lockers;
 pub mod memory;
 pub mod monitor;
 pub mod process;

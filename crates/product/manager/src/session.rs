@@ -32,7 +32,6 @@ use crate::control;
 use crate::host::{Host, Swap};
 use crate::keeper::{Keeper, Kept};
 use crate::leave::leave;
-use crate::lend;
 use crate::memory::{Backing, Identity, Region};
 use crate::process::{Process, userfaultfd};
 use crate::regions::{check, file_of, only_there};
@@ -108,7 +107,7 @@ fn begin(keeper: &'static Keeper, given: Given<'_>, process: &Process) -> Result
         keeper.keep(Kept::Tables, &[state.file()])
     };
     host.take(regions, check)?;
-    serve_with(host, keeper, signals, process, monitor)?;
+    serve_with(host, signals, process, monitor)?;
     first.answer.into_iter().for_each(|form| connection.answer(form));
     host.state.inspect(|state| state.set_under_way(connection.has_more()));
     let bytes = host.engine.stats.managed() * PAGE_SIZE as u64;
@@ -136,17 +135,14 @@ fn go_on(keeper: &'static Keeper, given: Given<'_>, process: &Process, tables: O
     let times = left.state().takeovers() + 1;
     left.take_over(host, keeper)?;
     if is_given_back {
-        lend::set_free(keeper);
         tell(&format!(
             "process {} goes on without a manager: its memory was back when the last one was killed",
             process.number()
         ));
         return Ok(());
     }
-    // Before the first page leaves.
-    lend::take_over(host, keeper);
     host.begin(options)?;
-    serve_with(host, keeper, signals, process, monitor)?;
+    serve_with(host, signals, process, monitor)?;
     wake(host);
     host.engine.wake_all_threads();
     // Of a request that has not come whole, or was not answered, nobody knows how far it came.
@@ -164,21 +160,12 @@ fn go_on(keeper: &'static Keeper, given: Given<'_>, process: &Process, tables: O
 }
 
 /// Starts what serves a client: faults, signals, questions.
-fn serve_with(
-    host: &'static Host,
-    keeper: &'static Keeper,
-    signals: Signals,
-    process: &Process,
-    monitor: Option<OwnedFd>,
-) -> Result<(), String> {
+fn serve_with(host: &'static Host, signals: Signals, process: &Process, monitor: Option<OwnedFd>) -> Result<(), String> {
     serve::start(host)?;
     ahead::start(host, monitor)?;
     obey(signals, host, process.number())?;
     if let Err(why) = control::start(host, process.number()) {
         tell(&format!("process {}: farshore stat and set do not reach its manager ({why})", process.number()));
-    }
-    if let Err(why) = lend::start(host, keeper, process.number()) {
-        tell(&format!("process {}: no other process can map its memory ({why})", process.number()));
     }
     Ok(())
 }

@@ -143,12 +143,6 @@ pub trait Kernel: Sync {
     fn uses(&self, _pages: &[Watched], uses: &mut [Use]) {
         uses.fill(Use::Unknown);
     }
-    /// Whether a page is kept from leaving by somebody who is not asked, so that an evictor should not take it. One who asks does not own it: who has taken and protected it all the same finds out when it copies it
-    /// ([`Kernel::copy_out`] fails then).
-    #[inline(always)]
-    fn is_kept(&self, _page: Page) -> bool {
-        false
-    }
     /// Does nothing. The engine calls this between two changes that other threads can come between; the simulator lets
     /// other threads run here.
     #[inline(always)]

@@ -98,9 +98,6 @@ impl<W: World> Engine<W> {
             if now.state() != State::Resident || passed || (now.slot().is_none() && dirty >= dirty_max) {
                 continue;
             }
-            if self.kernel.is_kept(page) {
-                continue;
-            }
             let chances = match self.policy.verdict(page, now) {
                 _ if wished => false,
                 Verdict::Keep => continue,

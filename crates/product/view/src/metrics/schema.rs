@@ -70,9 +70,6 @@ const GROW: &[&str] = &[
     "guest/tables_out",
     "guest/prefetched",
     "guest/used",
-    "maps/faults",
-    "maps/put_back",
-    "maps/cut_off",
     "processor_ns",
 ];
 
@@ -213,7 +210,7 @@ mod tests {
         kinds/executable_bytes kinds/stack_bytes kinds/static_bytes kinds/other_bytes thrashing/times thrashing/waited_percent \
         autopilot/target_ppm autopilot/measured_ppm autopilot/limit_bytes autopilot/least_bytes autopilot/most_bytes autopilot/decides \
         budget/size_bytes budget/share_bytes budget/least_bytes budget/wanted_bytes budget/need_ppm budget/taken_bytes budget/programs \
-        guest/address_spaces maps/processes maps/locked_pages maps/may_lock_pages";
+        guest/address_spaces";
 
     #[test]
     fn each_field_grows_or_is_a_level() {

@@ -200,7 +200,7 @@ fn joined(labels: &Labels, more: Labels) -> Labels {
 pub mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Attached, Autopilot, Budget, Family, Guest, Kinds, Maps, Pool, Space, SpaceCopy, Thrashing};
+    use farshore_config::stats::{Attached, Autopilot, Budget, Family, Guest, Kinds, Pool, Space, SpaceCopy, Thrashing};
 
     /// Programs of each kind, of which one has all that there is.
     pub fn some() -> (Vec<Program>, Vec<Outcome>) {
@@ -229,7 +229,6 @@ pub mod tests {
         full.budget = Some(Budget { name: "jobs".into(), programs: 2, ..Budget::default() });
         full.thrashing = Some(Thrashing { times: 4, ..Thrashing::default() });
         full.guest = Some(Guest { prefetched: 6, ..Guest::default() });
-        full.maps = Some(Maps { locked_pages: 12, put_back: 2, ..Maps::default() });
         full.family = Family { own_limit_bytes: 1, processes: 2, memory_bytes: 3 };
         (full.faults.fetch, full.fault_latency_ns.total, full.evictors.awake_fixed) = (42, 2_000_000_000, true);
         let programs = vec![
@@ -280,8 +279,6 @@ pub mod tests {
             r#"farshore_kinds_stack_bytes{pid="7",name="a\"b\\c\\nd"} 5"#,
             r#"farshore_policies_requests_total{pid="7",name="a\"b\\c\\nd",policy="1"} 9"#,
             r#"farshore_guest_prefetched_total{pid="7",name="a\"b\\c\\nd"} 6"#,
-            r#"farshore_maps_locked_pages{pid="7",name="a\"b\\c\\nd"} 12"#,
-            r#"farshore_maps_put_back_total{pid="7",name="a\"b\\c\\nd"} 2"#,
             r#"farshore_thrashing_times{pid="7",name="a\"b\\c\\nd"} 4"#,
             r#"farshore_program{pid="7",name="a\"b\\c\\nd",fault_mode="upcall"} 1"#,
         ] {
