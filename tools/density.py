@@ -192,6 +192,7 @@ class Target:
         return self
 
     def __exit__(self, *_):
+        # All that are there: one may be coming.
         for guest in self.guests:
             guest.end()
         if self.name == "farshore":
@@ -432,6 +433,8 @@ def main():
         raise SystemExit("needs root: for cgroups and swap")
     if unknown := set(options.targets.split(",")) - set(TARGETS):
         raise SystemExit(f"no such target: {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+    # Guests, swap and cgroups go with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="farshore-density-", dir=os.environ.get("FARSHORE_SWAP_DIR") or "/var/tmp") as folder:
         os.chmod(folder, 0o755)
         argv = kernels.plain_guest(folder, "packed", options.guest, 1, ["requested"], [("size", options.data)], modules=True)
