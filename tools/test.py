@@ -483,7 +483,7 @@ def parts(seed):
         Part("asynchronous", "io_uring and Linux AIO of programs, natively and under farshore",
              [pytest("asynchronous", "tests/real/test_asynchronous.py")], 10, shown, pytest_missing, needs_build=True, takes=240),
         Part("dormant", "programs that fit at first, and what they do when they do not",
-             [pytest("dormant", "tests/real/test_dormant.py")], 5, shown, pytest_missing, needs_build=True, takes=200),
+             [pytest("dormant", "tests/real/test_dormant.py")], 10, shown, pytest_missing, needs_build=True, takes=200),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",
              [pytest("sandbox", "tests/real/test_sandbox.py")], 10, shown, pytest_missing, needs_build=True, takes=80),
         Part("failures", "bad input, full disks, kill -9, other users",
