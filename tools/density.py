@@ -180,7 +180,6 @@ class Target:
     def __init__(self, name, options, folder, own):
         self.name, self.options, self.folder, self.stack = name, options, folder, contextlib.ExitStack()
         self.budget, self.own, self.guests = options.budget * MIB, own, []
-        self.shared = name == "farshore"
 
     def __enter__(self):
         if self.name in ("linux-swap", "paused", "zram", "balloon"):
@@ -192,7 +191,6 @@ class Target:
         return self
 
     def __exit__(self, *_):
-        # All that are there: one may be coming.
         for guest in self.guests:
             guest.end()
         if self.name == "farshore":
@@ -249,8 +247,7 @@ class Target:
             words = [*self.options.farshore.split(), "vm", "run", "--budget", budget, "--memory-min", "4M", "--swap", f"dir:{self.folder}", "--"]
         else:
             # What QEMU has for itself is beside the budget.
-            more = (len(self.guests) + 1) * self.own
-            self.write(os.path.join(self.group.path, "memory.limit_in_bytes" if "memory/" in self.group.path else "memory.max"), self.budget + MARGIN + more)
+            self.group.set_limit(self.budget + MARGIN + (len(self.guests) + 1) * self.own)
             join = self.group.join
         if self.name == "balloon":
             argv = [*argv, "-device", "virtio-balloon-pci"]

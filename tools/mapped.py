@@ -81,10 +81,14 @@ class Cgroup:
 
     def __init__(self, limit):
         first = "/sys/fs/cgroup/memory"
-        top, name = (first, "memory.limit_in_bytes") if os.path.isdir(first) else ("/sys/fs/cgroup", "memory.max")
-        self.path = os.path.join(top, f"farshore-mapped-{os.getpid()}")
+        top, self.name = (first, "memory.limit_in_bytes") if os.path.isdir(first) else ("/sys/fs/cgroup", "memory.max")
+        self.path = os.path.join(top, f"farshore-tool-{os.getpid()}")
         os.mkdir(self.path)
-        with open(os.path.join(self.path, name), "w", encoding="ascii") as file:
+        self.set_limit(limit)
+
+    def set_limit(self, limit):
+        """Its limit is so many bytes now."""
+        with open(os.path.join(self.path, self.name), "w", encoding="ascii") as file:
             file.write(str(limit))
 
     def join(self):

@@ -171,7 +171,7 @@ class TestMirror(Remote):
         expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
 
     def test_the_last_copy(self):
-        """Both nodes go for good: a page that is there is lost, and the reason is told."""
+        """Both nodes go for good: SIGBUS for a page that is needed and was there; the page, the nodes and the reason are told."""
         with self.nodes("last") as (nodes, spec):
             with self.running(["--memory", "16M", "--io-timeout", "100ms", "--swap", spec], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
                 self.managed(process)
@@ -181,6 +181,8 @@ class TestMirror(Remote):
                 process.popen.stdin.close()
                 outcome, _ = self.ended(process)
         expect(outcome.status in (128 + signal.SIGBUS, -signal.SIGBUS) and "mirror:(" in outcome.stderr, f"status {outcome.status}: {outcome.stderr[-500:]}")
+        told = next((line for line in outcome.stderr.splitlines() if "cannot be had" in line), "")
+        expect("page 0x" in told and all(node.socket in outcome.stderr for node in nodes) and "does not answer" in outcome.stderr, outcome.stderr)
 
     def test_both_are_away_for_a_while(self):
         """This machine's network is cut: no node answers for some seconds. The program waits, and loses nothing."""

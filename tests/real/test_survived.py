@@ -19,7 +19,7 @@ import harness
 import pytest
 from harness import MIB, Unavailable, expect
 from test_mirror import TestMirror as Mirror
-from test_remote import FILLS, UPDATES, Remote
+from test_remote import UPDATES, Remote
 
 # A line for each so many pages that were checked and changed.
 STEP = UPDATES.replace("range(pages), 300)", "range(pages), 30)")
@@ -253,18 +253,3 @@ class TestSurvived(Remote):
         # Fewer than one fault in a thousand waits for the slow one: it is asked now and then, to see whether it still is.
         expect(found["one slow"][0] < 20_000_000, f"{found}")
         return "; ".join(text for _, text in found.values()) + f"; ratio {found['one slow'][0] / found['both well'][0]:.2f}"
-
-    def test_last(self):
-        """The last copy goes: SIGBUS for the page that is needed and not there, with the page, the nodes and the reason."""
-        with self.nodes("last") as (nodes, spec):
-            with self.running(["--memory", "16M", "--io-timeout", "100ms", "--swap", spec], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
-                self.managed(process)
-                expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
-                for node in nodes:
-                    node.kill()
-                process.popen.stdin.close()
-                outcome, _ = self.ended(process)
-        expect(outcome.status in (128 + signal.SIGBUS, -signal.SIGBUS), f"status {outcome.status}")
-        told = next((line for line in outcome.stderr.splitlines() if "cannot be had" in line), "")
-        expect("page 0x" in told and all(node.socket in outcome.stderr for node in nodes) and "does not answer" in outcome.stderr, outcome.stderr)
-        return told
