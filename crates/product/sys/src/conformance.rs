@@ -5,6 +5,7 @@
 //! engine never passes (unaligned, not the caller's), `NoMemory`, `Again`, and behaviour under concurrency (the sys tests and the simulator's own
 //! seeds cover those).
 
+use crate::clock;
 use core::cell::Cell;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
@@ -49,6 +50,9 @@ pub trait Scratch {
 
 /// Pages that the suite uses.
 pub const PAGES: u64 = 4096;
+/// How often the suite asks for a huge page while the kernel has none free, and after which pauses: for a minute.
+const HUGE_TRIES: u32 = 600;
+const HUGE_PAUSE_NS: u64 = 100_000_000;
 
 /// The kernel, its memory, and the next page that no case has used.
 struct Suite<'a, K> {
@@ -426,6 +430,18 @@ impl<K: Kernel> Suite<'_, K> {
         assert_eq!(self.kernel.protect(range), Err(KernelError::Gone));
     }
 
+    /// Maps the granule that begins a range as a huge page. The kernel may have none free for a while, beside others who fill its memory.
+    fn map_huge(&self, range: PageRange) -> Result<(), KernelError> {
+        for _ in 0..HUGE_TRIES {
+            let mapped = self.kernel.map_huge(range.start.granule());
+            if mapped != Err(KernelError::Refused) {
+                return mapped;
+            }
+            clock::sleep_ns(HUGE_PAUSE_NS);
+        }
+        panic!("the kernel has had no huge page free in {HUGE_TRIES} tries, {HUGE_PAUSE_NS} ns apart");
+    }
+
     /// A granule that comes as one page is as many pages like any other, before it is split and after.
     fn huge(&self) {
         if self.kernel.huge_pages() == HugePages::Never {
@@ -438,12 +454,12 @@ impl<K: Kernel> Suite<'_, K> {
             let range = self.fresh(PAGES);
             self.next.set(self.next.get() - 1);
             let [a, b, c] = [0, 100, 511].map(|n| range.start.plus(n));
-            assert_eq!(self.kernel.map_huge(range.start.granule()), Ok(()));
+            assert_eq!(self.map_huge(range), Ok(()));
             for page in range.iter() {
                 assert_eq!((self.read(page), self.write(page, page.0 as u8)), (Ok(0), Ok(())), "zeros are writable");
                 self.memory.write(page.addr() + 4095, page.0 as u8).expect("writable");
             }
-            assert_eq!(self.kernel.map_huge(range.start.granule()), Err(KernelError::Exists));
+            assert_eq!(self.map_huge(range), Err(KernelError::Exists));
             assert_eq!(self.kernel.map(b, &filled(9), Protect::Writable), Err(KernelError::Exists));
             if split {
                 self.kernel.split_huge(range.start.granule());
@@ -462,14 +478,14 @@ impl<K: Kernel> Suite<'_, K> {
                 assert_eq!(self.read(b.plus(1)), Ok(b.0 as u8 + 1), "the neighbours stay");
                 self.fill(b, 7, Protect::WriteProtected);
                 assert_eq!((self.read(b), self.write(b, 1)), (Ok(7), Err(Fault::Protected)));
-                assert_eq!(self.kernel.map_huge(range.start.granule()), Err(KernelError::Exists), "a part of it is there");
+                assert_eq!(self.map_huge(range), Err(KernelError::Exists), "a part of it is there");
                 assert_eq!(self.read(a), Err(Fault::Absent), "then nothing comes");
             } else {
                 let pages: alloc_crate::vec::Vec<Page> = range.iter().collect();
                 assert_eq!(self.kernel.unmap(&pages), Ok(()));
                 assert_eq!(self.read(c), Err(Fault::Absent));
                 // Once more, over page tables that are there already.
-                assert_eq!(self.kernel.map_huge(range.start.granule()), Ok(()));
+                assert_eq!(self.map_huge(range), Ok(()));
                 assert_eq!(self.read(c), Ok(0));
             }
         }

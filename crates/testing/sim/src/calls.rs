@@ -358,16 +358,37 @@ fn discard(rig: &Rc<Rig>, range: PageRange) {
     world(|w| w.model.change(range, |_, e| e.dropped += 1));
 }
 
+/// The kernel has done the call, and the engine hears of it at once, or when the thread has its processor back: evictors go on meanwhile.
+fn linger() {
+    maybe_switch();
+    let ns = world(|w| if w.rng.below(4) == 0 { w.rng.between(1_000, 1_000_000) } else { 0 });
+    if ns > 0 {
+        sleep_ns(ns);
+    }
+}
+
+/// A place for what moves (`old`) that memory had a moment ago, as with `MREMAP_FIXED`: between other pages of its granule, at which evictors may be at work.
+fn hole(rig: &Rc<Rig>, old: PageRange) -> Option<PageRange> {
+    let over = world(|w| if w.rng.below(2) == 0 { w.model.part(&mut w.rng, 2 * old.len()) } else { None })?;
+    let new = PageRange { start: over.start, end: over.start.plus(old.len().min(over.len())) };
+    if new.len() < old.len() || !new.intersect(old).is_empty() {
+        return None;
+    }
+    unmap(rig, new);
+    world(|w| new.iter().all(|page| w.model.get(page).kind == Kind::None)).then_some(new)
+}
+
 /// `mremap` to another place.
 fn relocate(rig: &Rc<Rig>, old: PageRange) {
     hand_back(rig, old);
     if world(|w| old.iter().any(|page| w.model.get(page).home != 0)) {
         return;
     }
+    let over = hole(rig, old);
     let plan = world(|w| {
         let movable = old.iter().all(|p| w.model.get(p).kind == Kind::Managed);
         let stays = w.rng.below(4) == 0;
-        w.model.room(&mut w.rng, old.len()).filter(|_| movable).map(|new| (new, stays))
+        over.or_else(|| w.model.room(&mut w.rng, old.len())).filter(|_| movable).map(|new| (new, stays))
     });
     let Some((new, stays)) = plan else { return };
     note("mremap", old.start.0, new.start.0);
@@ -396,7 +417,7 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
             });
         }
     });
-    maybe_switch();
+    linger();
     rig.engine.relocate(old, new.start, stays);
     restored(old, stays);
     restored(new, true);
