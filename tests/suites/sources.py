@@ -111,7 +111,8 @@ def archive(name):
 
 def fetching(name, upstream):
     """An apt with fresh lists, and the newest version of a source package of the upstream version that they have."""
-    apt = Apt(os.path.join(harness.target_dir(), "suite-sources", "apt"))
+    # One a suite: they are fetched side by side.
+    apt = Apt(os.path.join(harness.target_dir(), "suite-sources", f"apt-{name}"))
     apt.run("apt-get", "update", "-q")
     fitting = [version for version in apt.versions(name) if re.sub(r"^\d+:", "", version).startswith(upstream + "-")]
     if not fitting:

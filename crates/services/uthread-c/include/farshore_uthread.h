@@ -26,6 +26,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,6 +86,66 @@ void farshore_uthread_as_before(void (*function)(void *), void *argument);
 /* As pread and pwrite; the unithread waits, its worker does not. offset -1: a stream. A negative errno on error. */
 int64_t farshore_uthread_read(int fd, void *into, size_t bytes, int64_t offset);
 int64_t farshore_uthread_write(int fd, const void *from, size_t bytes, int64_t offset);
+
+/* Servers of requests. Each request is served in a unithread of its own: datagrams each, or the requests of a connection one after another. Beyond a limit something is
+ * refused and counted; nothing queues up. */
+
+/* Zero in a field is its default. */
+struct farshore_uthread_limits {
+    uint32_t connections;   /* at a time; one more is closed at once. Default 1024 */
+    uint32_t requests;      /* that are served at a time. Of datagrams, more wait in the socket; a connection with one more is closed. Default 1024 */
+    uint64_t request_bytes; /* at most; not above buffer_bytes of the configuration. Default 2048 */
+    uint64_t idle;          /* how long a connection may take to bring a whole request, and to take any bytes of a reply. Default 60 s */
+};
+
+/* What a server has counted since it began. */
+struct farshore_uthread_counts {
+    uint64_t accepted;       /* connections that were served */
+    uint64_t refused;        /* connections that were closed at once */
+    uint64_t accept_failed;  /* connections that could not be accepted, for example because no descriptor was free */
+    uint64_t open;           /* connections that are open now */
+    uint64_t received;       /* whole requests that came, also those that were dropped; all datagrams */
+    uint64_t dropped;        /* requests that were not served: too many under way, or no unithread was free */
+    uint64_t overflowed;     /* datagrams that the kernel dropped, since the socket's buffer was full */
+    uint64_t too_long;       /* requests above request_bytes */
+    uint64_t malformed;      /* requests that were not understood */
+    uint64_t timed_out;      /* connections that brought no request, or took no reply, for too long */
+    uint64_t send_failed;    /* replies that could not be sent, as a whole or in part */
+    uint64_t receive_failed; /* receives of datagrams that failed and were tried again */
+};
+
+typedef struct farshore_uthread_server *farshore_uthread_server_t;
+/* A request: it is there until the function that serves it returns, for the unithread that runs that function alone. */
+typedef struct farshore_uthread_request farshore_uthread_request_t;
+
+/* How long the request is that `count` bytes of a connection begin with. More than `count`, or 0: more is to come, and it is asked again then. Negative: this will never be
+ * a request, and the connection is closed. */
+typedef int64_t (*farshore_uthread_frame)(const void *bytes, size_t count, void *argument);
+typedef void (*farshore_uthread_serve)(farshore_uthread_request_t *request, void *argument);
+
+/* Starts a server at a socket of IPv4 or IPv6 that is bound to its address, and, for connections, listens. The functions are called on any worker, many at a time. `limits`
+ * may be NULL. The server has a descriptor of its own, so the program may close its one; O_NONBLOCK, which both have, is taken away.
+ * -EBADF, -ENOTSOCK: fd is no socket; -EINVAL: one of the other kind, or one that does not listen, or a limit is wrong, which is told on stderr;
+ * -EAFNOSUPPORT: of another family; -ESHUTDOWN: there is no runtime; -EIO: no unithread is free. */
+int farshore_uthread_serve_datagrams(farshore_uthread_server_t *server, int fd, const struct farshore_uthread_limits *limits, farshore_uthread_serve serve, void *argument);
+int farshore_uthread_serve_connections(farshore_uthread_server_t *server, int fd, const struct farshore_uthread_limits *limits, farshore_uthread_frame frame,
+                                       farshore_uthread_serve serve, void *argument);
+void farshore_uthread_server_counts(farshore_uthread_server_t server, struct farshore_uthread_counts *counts);
+/* Receives no more, waits until the last request has been served and the last connection is closed, and frees the server. After a shutdown of the runtime too. `counts` may be
+ * NULL. Not for a request of this server's, which would wait for itself. -ESHUTDOWN: the server is the parent's. */
+int farshore_uthread_server_stop(farshore_uthread_server_t server, struct farshore_uthread_counts *counts);
+
+/* The bytes of a request. A reply to a datagram overwrites them. */
+const void *farshore_uthread_request_bytes(farshore_uthread_request_t *request, size_t *count);
+/* Who has sent it: an address of IPv4 or IPv6. `bytes` is the room there is, and afterwards how long the address is; what has no room is cut off. */
+void farshore_uthread_request_peer(farshore_uthread_request_t *request, struct sockaddr *peer, socklen_t *bytes);
+/* Sends a reply, from memory that may be far. A datagram has one at most, of buffer_bytes at most, which leaves when the function has returned (-EALREADY, -EMSGSIZE). A
+ * reply to a request of a connection may be sent in parts, each of which is waited for (-ETIMEDOUT, -EPIPE, -ECONNRESET ...; the connection is closed then). */
+int farshore_uthread_reply(farshore_uthread_request_t *request, const void *bytes, size_t count);
+/* Counts the request as malformed. A datagram is not answered then; a connection is closed behind this request. */
+void farshore_uthread_request_malformed(farshore_uthread_request_t *request);
+/* This is the last request of its connection: it is closed when the function has returned. */
+void farshore_uthread_request_last(farshore_uthread_request_t *request);
 
 #ifdef __cplusplus
 }

@@ -70,6 +70,54 @@ fn a_c_program_uses_it() {
 }
 
 #[test]
+fn a_c_program_serves_requests() {
+    if let Some(done) = run("cc", "requests.c", &["-std=gnu11", "-pthread"]) {
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(told, "farshore-uthread: request_bytes cannot be 4096: 1 to buffer_bytes of the runtime\n");
+    }
+}
+
+/// The example is a service: it has the square of each number, and knows what is none.
+#[test]
+fn the_example_looks_numbers_up() {
+    use std::io::{BufRead, BufReader, Read};
+    let (libraries, program) = (library(), out("table"));
+    let source = format!("{}/examples/table.c", env!("CARGO_MANIFEST_DIR"));
+    let search = format!("-L{}", libraries.display());
+    if !compile("cc", &["-std=gnu11", &source, &search, "-lfarshore_uthread"], &program) {
+        return;
+    }
+    let mut running = Command::new(&program)
+        .arg("0")
+        .env("LD_LIBRARY_PATH", &libraries)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(running.stdout.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    let port: u16 = line.split(' ').find_map(|word| word.strip_suffix(';')).and_then(|word| word.parse().ok()).expect(&line);
+    let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(("127.0.0.1", port)).unwrap();
+    client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    client.send(&(1u64 << 27).to_le_bytes()).unwrap();
+    client.send(b"short").unwrap();
+    for number in [0, 3, (1 << 27) - 1] {
+        client.send(&u64::to_le_bytes(number)).unwrap();
+        let mut value = [0; 9];
+        assert_eq!(client.recv(&mut value).unwrap(), 8);
+        assert_eq!(value[..8], (number * number).to_le_bytes());
+    }
+    drop(running.stdin.take());
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "5 requests, 2 malformed\n");
+    assert!(running.wait().unwrap().success());
+    let _ = std::fs::remove_file(&program);
+}
+
+#[test]
 fn exceptions_are_each_unithreads_own() {
     run("c++", "exceptions.cc", &["-std=c++17"]);
 }

@@ -4,13 +4,35 @@ use crate::ground::error::{Error, SpawnError};
 use crate::scheduler::dispatch::Policy;
 use crate::scheduler::{api, hold, worker};
 use crate::services::io;
-use crate::{Config, JoinHandle, Runtime, WaitMode};
+use crate::{Config, Handle, JoinHandle, Runtime, WaitMode};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod requests;
 
 static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+
+fn runtime() -> MutexGuard<'static, Option<Runtime>> {
+    RUNTIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A way to the runtime that runs.
+fn running() -> Option<Handle> {
+    // The hold goes last: nobody is switched away from with the lock.
+    let _hold = hold::hold();
+    runtime().as_ref().map(Runtime::handle)
+}
+
+/// Tells an error on stderr, and gives its number.
+fn told(error: &Error) -> c_int {
+    eprintln!("farshore-uthread: {error}");
+    match error {
+        Error::System { error, .. } => -error.raw_os_error().unwrap_or(libc::EIO),
+        _ => -libc::EINVAL,
+    }
+}
 
 /// `struct farshore_uthread_config`.
 #[repr(C)]
@@ -91,7 +113,7 @@ impl CConfig {
 pub unsafe extern "C" fn farshore_uthread_start(config: *const CConfig) -> c_int {
     // SAFETY: the caller's duty.
     let config = unsafe { config.as_ref() }.map_or_else(|| Ok(Config::default()), CConfig::config);
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runtime = runtime();
     if runtime.is_some() {
         return -libc::EBUSY;
     }
@@ -100,13 +122,7 @@ pub unsafe extern "C" fn farshore_uthread_start(config: *const CConfig) -> c_int
             *runtime = Some(started);
             0
         }
-        Err(error) => {
-            eprintln!("farshore-uthread: {error}");
-            match error {
-                Error::System { error, .. } => -error.raw_os_error().unwrap_or(libc::EIO),
-                _ => -libc::EINVAL,
-            }
-        }
+        Err(error) => told(&error),
     }
 }
 
@@ -116,7 +132,7 @@ pub extern "C" fn farshore_uthread_shutdown(time: u64) -> c_int {
     if worker::this().is_some() {
         return -libc::EDEADLK;
     }
-    let Some(runtime) = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner).take() else { return -libc::ESHUTDOWN };
+    let Some(runtime) = runtime().take() else { return -libc::ESHUTDOWN };
     let ended = if time == 0 { runtime.shutdown() } else { runtime.shutdown_within(Duration::from_nanos(time)) };
     match ended {
         Ok(()) => 0,
@@ -140,7 +156,7 @@ pub unsafe extern "C" fn farshore_uthread_spawn(
     let work = move || Sent(unsafe { function(argument.into_inner()) });
     let spawned = match worker::inside() {
         Some(_) => api::spawn(work),
-        None => match &*RUNTIME.lock().unwrap_or_else(PoisonError::into_inner) {
+        None => match &*runtime() {
             Some(runtime) => runtime.spawn(work),
             None => return -libc::ESHUTDOWN,
         },

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The modules of the three layers, the lowest first. `lib.rs`, `runtime.rs` and `ffi.rs` are above them all, and nobody names those.
+/// The modules of the three layers, the lowest first. `lib.rs`, `runtime.rs`, `ffi.rs` and its folder are above them all, and nobody names those.
 const ORDER: [&str; 33] = [
     // The kernel, and the library that serves page faults.
     "ground::error",
@@ -137,7 +137,7 @@ fn walk(folder: &Path, module: &str, each: &mut impl FnMut(&str, &str)) {
 fn no_module_names_one_above_it() {
     let (mut found, mut seen) = (Vec::new(), Vec::new());
     walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut |module, source| {
-        if !["lib", "runtime", "ffi"].contains(&module) {
+        if !["lib", "runtime", "ffi"].contains(&module) && !module.starts_with("ffi::") {
             found.extend(wrong(module, source));
             seen.extend(place(module));
         }

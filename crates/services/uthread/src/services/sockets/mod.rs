@@ -1,6 +1,6 @@
 //! Sockets of TCP and UDP, whose waits are requests in the worker's ring.
 
-pub(super) mod addr;
+pub(crate) mod addr;
 mod socket;
 pub(super) mod tcp;
 pub(super) mod udp;

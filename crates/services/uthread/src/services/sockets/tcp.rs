@@ -42,6 +42,12 @@ impl TcpListener {
     }
 }
 
+impl From<OwnedFd> for TcpListener {
+    fn from(fd: OwnedFd) -> TcpListener {
+        TcpListener(fd)
+    }
+}
+
 impl AsFd for TcpListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

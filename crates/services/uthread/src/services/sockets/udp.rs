@@ -22,7 +22,7 @@ pub struct UdpSocket {
 impl UdpSocket {
     /// A socket at `address` (port 0: the kernel chooses one). May be called by any thread.
     pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-        Ok(UdpSocket { fd: socket::bound(libc::SOCK_DGRAM, address)?, failed: AtomicU64::new(0) })
+        Ok(UdpSocket::from(socket::bound(libc::SOCK_DGRAM, address)?))
     }
 
     /// How many bytes of datagrams the kernel keeps while nobody takes them; what comes on top is lost. Of a user who is not root it takes
@@ -68,6 +68,12 @@ impl UdpSocket {
     /// Replies by [`crate::Request::reply_to`] that could not be sent.
     pub fn replies_failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
+    }
+}
+
+impl From<OwnedFd> for UdpSocket {
+    fn from(fd: OwnedFd) -> UdpSocket {
+        UdpSocket { fd, failed: AtomicU64::new(0) }
     }
 }
 
