@@ -51,6 +51,7 @@ def snapshot(directory):
     folder = "/sys/module/zswap/parameters"
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     state["zswap"] = {name: harness.read_text(os.path.join(folder, name)) for name in names}
+    state["page-cluster"] = harness.read_text("/proc/sys/vm/page-cluster")
     state["directory"] = sorted(os.listdir(directory))
     journals = os.listdir("/run/farshore-bench") if os.path.isdir("/run/farshore-bench") else []
     # Somebody else's that runs is not ours to look at.
@@ -499,7 +500,7 @@ class TestBench:
 
     def long_run(self, json_path=None):
         """A run that would take long, with everything that can be set up."""
-        against = f"farshore,{KERNEL}" if self.root else "farshore,native"
+        against = f"farshore,{KERNEL}".replace("zram", "zram:readahead=none") if self.root else "farshore,native"
         words = ["random", "--size", "24M", "--memory", "12M", "--seconds", "1", "--warmup", "0.1", "--rounds", "200", "--no-device",
                  "--against", against, "--dir", self.directory]
         return self.start(*words, *(["--json", json_path] if json_path else []))

@@ -63,7 +63,8 @@ pub struct BenchArgs {
     ///   zram                   the same cgroup, and compressed RAM with lz4;
     ///   zswap                  the same swap files behind the kernel's compressed cache;
     ///   command:WORDS          WORDS before the program: 'command:nice -n 5'.
-    /// With zram:pool=counted and zswap:pool=counted the limit is for what is compressed, too.
+    /// With zram:pool=counted and zswap:pool=counted the limit is for what is compressed, too. With readahead=none
+    /// the last three read no pages ahead of those that are asked for.
     /// Each also takes the options label=NAME and env.NAME=VALUE. Write a comma in an option as \,.
     /// linux-swap, zram and zswap need root.
     #[arg(long, global = true, value_name = "TARGETS", verbatim_doc_comment, value_parser = targets)]

@@ -286,6 +286,14 @@ impl Search {
     }
 }
 
+/// Entries of some graphs, by their scale, as they were counted: loops are none, and edges that are drawn twice are one. A quarter fewer than drawn in the smallest.
+pub const ENTRIES: &[(u32, u64)] =
+    &[(15, 882_022), (16, 1_817_680), (17, 3_726_124), (18, 7_609_484), (19, 15_478_942), (20, 31_396_804), (21, 63_535_904)];
+/// The degree and the seed of those.
+pub const ENTRIES_DEGREE: u32 = 16;
+/// See [`ENTRIES_DEGREE`].
+pub const ENTRIES_SEED: u64 = 1;
+
 /// A graph's scale: as asked for, or that of the largest one that fits.
 fn graph_scale(asked: Option<u32>, size: Bytes, degree: u32, most_bytes: impl Fn(u32, u32) -> u64) -> Result<u32, String> {
     let bytes = |scale: u32| Bytes(most_bytes(scale, degree));
@@ -306,11 +314,27 @@ impl Workload {
                 pagerank.graph_scale().map_or(pagerank.common.size.0, |scale| Pagerank::most_bytes(scale, pagerank.degree))
             }
             Workload::Bfs(search) | Workload::Cc(search) => {
-                let most = |scale| Search::most_bytes(scale, search.degree, search.trials);
+                // Those of `cc` use the same memory, one after another.
+                let trials = if matches!(self, Workload::Cc(_)) { 1 } else { search.trials };
+                let most = |scale| Search::most_bytes(scale, search.degree, trials);
                 search.graph_scale().map_or(search.common.size.0, most)
             }
             _ => self.common().size.0,
         }
+    }
+
+    /// Memory of its data, in bytes, where it is known beforehand; at most so much where it is not.
+    #[must_use]
+    pub fn usual_bytes(&self) -> u64 {
+        let (scale, common, degree) = match self {
+            Workload::Pagerank(pagerank) => (pagerank.graph_scale(), &pagerank.common, pagerank.degree),
+            Workload::Bfs(search) | Workload::Cc(search) => (search.graph_scale(), &search.common, search.degree),
+            _ => return self.data_bytes(),
+        };
+        let is_counted = degree == ENTRIES_DEGREE && common.seed == ENTRIES_SEED;
+        let counted = ENTRIES.iter().find(|(counted, _)| is_counted && scale == Ok(*counted));
+        let lacks = counted.map_or(0, |(scale, entries)| ((2 * u64::from(degree)) << scale) - entries);
+        self.data_bytes() - 4 * lacks
     }
 
     /// Its name on the command line.
@@ -531,6 +555,26 @@ mod tests {
         assert_eq!(pagerank(512 << 20).graph_scale(), Ok(21));
         let said = pagerank(1000).graph_scale().unwrap_err();
         assert!(said.contains("degree 16") && said.contains("--size"), "{said}");
+    }
+
+    #[test]
+    fn what_is_counted_is_known() {
+        let bytes = |line: &str| {
+            let line = Line::try_parse_from(std::iter::once("x").chain(line.split(' ')));
+            line.map(|line| (line.workload.usual_bytes(), line.workload.data_bytes())).map_err(|error| error.to_string()).unwrap()
+        };
+        for (scale, entries) in ENTRIES {
+            let vertices = 1 << scale;
+            let graph = 4 * entries + 8 * (vertices + 1);
+            assert_eq!(bytes(&format!("pagerank --scale {scale}")).0, graph + 8 * vertices);
+            assert_eq!(bytes(&format!("bfs --scale {scale} --trials 3")).0, graph + 12 * vertices);
+            assert_eq!(bytes(&format!("cc --scale {scale}")).0, graph + 8 * vertices);
+            assert!(entries * 100 > (32 << scale) * 75, "{scale}");
+        }
+        for line in ["pagerank --scale 20 --seed 2", "bfs --scale 20 --degree 8", "cc --scale 12", "grid --size 5M"] {
+            let (usual, most) = bytes(line);
+            assert_eq!(usual, most, "{line}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use common::told;
 use farshore_load::outcome::{MEASURE, Outcome};
+use farshore_load::workload::ENTRIES;
 
 fn load(arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_farshore-load");
@@ -54,6 +55,13 @@ fn an_outcome_is_the_same_for_any_number_of_threads() {
     }
     assert_ne!(good(&["--scale", "13", "--seed", "2", "--iterations", "4"]).checksum, outcome.checksum);
     assert_ne!(good(&["--scale", "13", "--iterations", "3"]).checksum, outcome.checksum);
+}
+
+#[test]
+fn entries_are_as_they_were_counted() {
+    for (scale, entries) in ENTRIES.iter().filter(|(scale, _)| *scale <= 17) {
+        assert_eq!(good(&["--scale", &scale.to_string(), "--iterations", "1"]).operations, *entries, "{scale}");
+    }
 }
 
 #[test]

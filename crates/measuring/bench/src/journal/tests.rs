@@ -173,7 +173,7 @@ fn things_of_others_are_refused() {
     let path = directory.path().join("setting");
     fs::write(&path, "ours").unwrap();
     let thing = Thing::Parameter { path: path.clone(), former: "theirs".into(), ours: "ours".into() };
-    assert!(undo::undo(&thing).unwrap_err().contains("no setting of zswap's"));
+    assert!(undo::undo(&thing).unwrap_err().contains("no setting that a target changes"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "ours");
     assert!(undo::undo(&Thing::Cgroup { path: directory.path().into() }).unwrap_err().contains("no cgroup of ours"));
     let nobody = crate::targets::zram::Id { number: 65_000, diskseq: Some(1) };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::directory;
 use crate::proc;
-use crate::targets::{cgroup, swap, tools, zram, zswap};
+use crate::targets::{cgroup, setting, swap, tools, zram};
 
 /// Something that must not stay behind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub enum Thing {
     },
     /// zram's module was loaded.
     ZramModule,
-    /// A setting of zswap's.
+    /// A setting of the kernel's that was changed.
     Parameter {
         /// Its file.
         path: PathBuf,
@@ -120,7 +120,7 @@ pub fn undo(thing: &Thing) -> Result<Option<String>, String> {
         Thing::ZramModule => zram::unload().map(|()| None),
         Thing::Parameter { path, former, ours } => {
             let differs = tools::read(path).is_ok_and(|value| value == *ours);
-            zswap::restore(path, former, ours)?;
+            setting::restore(path, former, ours)?;
             Ok(differs.then(|| format!("setting '{}': back to {former}", path.display())))
         }
         Thing::Process { pid, start_time } => Ok(end_process(*pid, *start_time).then(|| format!("process {pid} (ended)"))),

@@ -27,7 +27,7 @@ static FOUR: Figure = Figure {
     number: "Figures 3 and 4",
     title: "what it costs to deliver a fault, over threads",
     there: "Minor faults of newly allocated memory: the mean time of one by userfaultfd's messages, by SIGBUS, by an upcall of a changed kernel, and in the kernel.",
-    here: "A stock kernel has no upcalls, and a program that fits is not managed at all. So these are faults on pages that are in RAM set aside (--swap ram): a sequential read of 64 MiB, a tenth of them local, without prefetching, so that each page is a fault. SIGBUS is --fault upcall, messages are --fault poll; the kernel's own are faults on zram, whose read-ahead is on.",
+    here: "A stock kernel has no upcalls, and a program that fits is not managed at all. So these are faults on pages that are in RAM set aside (--swap ram): a sequential read of 64 MiB, a tenth of them local, without prefetching, so that each page is a fault. SIGBUS is --fault upcall, messages are --fault poll; the kernel's own are faults on zram, which reads none ahead.",
     panels: &[Panel {
         key: "deliveries",
         title: "Mean time of a fault",
@@ -64,7 +64,7 @@ static FOUR: Figure = Figure {
 };
 
 fn deliveries(_: f64) -> String {
-    "farshore:swap=ram+prefetch=none+fault=upcall+label=SIGBUS,farshore:swap=ram+prefetch=none+fault=poll+label=messages,zram:label=Linux swap on zram".into()
+    "farshore:swap=ram+prefetch=none+fault=upcall+label=SIGBUS,farshore:swap=ram+prefetch=none+fault=poll+label=messages,zram:readahead=none+label=Linux swap on zram".into()
 }
 
 static FIVE: Figure = Figure {

@@ -163,7 +163,7 @@ fn experiment(
     if vary == Vary::Threads {
         workload.common_mut().threads = whole(x);
     }
-    let data = workload.data_bytes();
+    let data = workload.usual_bytes();
     let far = if vary == Vary::Far { x } else { variant.far };
     let common = Common {
         memory: Some(farshore_load::size::Bytes(percent_of(data, 100.0 - far))),

@@ -105,7 +105,7 @@ static THIRTEEN: Figure = Figure {
         x: Across { label: "swap files", scale: Scale::Log2, points: &[1.0, 2.0, 4.0], quick: &[1.0, 4.0] },
         runs: Runs::Load {
             line: "bfs --scale 19 --threads 2 --trials 3",
-            quick: "bfs --scale 16 --threads 2 --trials 1",
+            quick: "bfs --scale 17 --threads 2 --trials 1",
             vary: Vary::Files,
             variants: &[only(50.0, files)],
         },

@@ -139,7 +139,7 @@ fn a_point_sets_memory_threads_files_and_the_limit_that_is_lifted() {
     let arguments = arguments();
     let needs = |name| Plan::new(find(name).unwrap(), false, &arguments, "/s".into()).unwrap().needs();
     let grid = needs("mage-9").into_iter().find(|experiment| experiment.name == "mage-9, grid, 30").unwrap();
-    assert_eq!(grid.memory_bytes, crate::plan::percent_of(96 << 20, 70.0));
+    assert_eq!(grid.memory_bytes, crate::plan::percent_of(192 << 20, 70.0));
     assert_eq!(grid.paper.as_ref().map(|point| (point.panel.as_str(), point.x, point.quick)), Some(("grid", 30.0, false)));
     let alone = needs("mage-5").into_iter().find(|experiment| experiment.name == "mage-5, read, 8, faults alone").unwrap();
     assert_eq!((alone.threads(), alone.memory_bytes), (8, crate::plan::percent_of(192 << 20, 10.0)));

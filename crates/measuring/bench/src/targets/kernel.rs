@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! set_up   files and devices, with a swap area's head
-//! before   zswap on ─▶ areas on ─▶ controller ─▶ cgroup
-//! after    cgroup (whoever is still in it is ended) ─▶ controller ─▶ areas off ─▶ zswap back
+//! before   zswap on, read-ahead off ─▶ areas on ─▶ controller ─▶ cgroup
+//! after    cgroup (whoever is still in it is ended) ─▶ controller ─▶ areas off ─▶ settings back
 //! ```
 //!
 //! Without the cgroup nobody needs the swap space any more, and what is brought back from it is nobody's limit.
@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::output;
 use crate::result::{Counters, Round};
 use crate::targets::cgroup::{Cgroup, Hierarchy, Version};
 use crate::targets::total::{Keeper, Seen};
-use crate::targets::{swap, tools, zram, zswap};
+use crate::targets::{setting, swap, tools, zram, zswap};
 
 /// Room in swap space beyond what it must hold, in bytes: its head, and what is not the program's data.
 const SPARE: u64 = 64 << 20;
@@ -62,6 +62,8 @@ pub struct Kernel {
     kind: Kind,
     /// Whether what is compressed counts within the limit.
     counted: bool,
+    /// Whether the kernel reads ahead, as it is set.
+    ahead: bool,
     environment: BTreeMap<String, String>,
     journal: Arc<Journal>,
     place: Option<Place>,
@@ -89,12 +91,13 @@ struct Area {
 }
 
 impl Kernel {
-    /// A target of this kind, which writes down in `journal` what it makes. `counted`: what is compressed counts within the limit.
+    /// A target of this kind, which writes down in `journal` what it makes. `counted`: what is compressed counts within the limit; `ahead`: swap reads ahead as it is set.
     #[must_use]
-    pub fn new(kind: Kind, counted: bool, environment: BTreeMap<String, String>, journal: &Arc<Journal>) -> Kernel {
+    pub fn new(kind: Kind, counted: bool, ahead: bool, environment: BTreeMap<String, String>, journal: &Arc<Journal>) -> Kernel {
         Kernel {
             kind,
             counted,
+            ahead,
             environment,
             journal: Arc::clone(journal),
             place: None,
@@ -165,6 +168,9 @@ impl Kernel {
         if self.kind == Kind::Zswap {
             zswap::switch_on(&self.journal, &mut self.passing)?;
             self.compressor = zswap::get("compressor")?;
+        }
+        if !self.ahead {
+            setting::change(&self.journal, Path::new(setting::READ_AHEAD), "0", &mut self.passing)?;
         }
         let priority = swap::priority()?;
         for index in 0..self.areas.len() {
@@ -269,6 +275,9 @@ impl Target for Kernel {
         }
         if self.counted {
             tell("pool", "counted".to_string());
+        }
+        if !self.ahead {
+            tell("readahead", "none".to_string());
         }
         if self.counted && self.kind == Kind::Zram {
             tell("total_bytes_peak", self.total_peak.to_string());

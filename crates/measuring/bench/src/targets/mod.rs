@@ -16,6 +16,7 @@ pub mod cgroup;
 pub mod farshore;
 pub mod kernel;
 pub mod plain;
+pub mod setting;
 pub mod spec;
 pub mod swap;
 pub mod tools;

@@ -7,7 +7,7 @@
 //! TARGET    NAME[:OPTION[+OPTION…]]             a plus within an option: \+
 //!           command:[OPTION …] WORDS            as a shell would split them; options are leading words
 //! NAME      native, farshore, linux-swap, zram, zswap
-//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, and build=PATH; for zram and zswap pool=counted
+//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, and build=PATH; for the kernel's readahead=none; for zram and zswap pool=counted
 //! ```
 //!
 //! Every other backslash is a backslash.
@@ -47,7 +47,7 @@ pub struct Spec {
 enum Kind {
     Native,
     Farshore { options: Vec<(String, String)>, build: Option<PathBuf> },
-    Kernel { kind: kernel::Kind, counted: bool },
+    Kernel { kind: kernel::Kind, counted: bool, ahead: bool },
     Command(Vec<String>),
 }
 
@@ -90,7 +90,7 @@ impl Spec {
     /// Linux swap in a file.
     #[must_use]
     pub fn linux_swap(label: &str) -> Spec {
-        Spec::labelled("linux-swap", Kind::Kernel { kind: kernel::Kind::File, counted: false }, label)
+        Spec::labelled("linux-swap", Kind::Kernel { kind: kernel::Kind::File, counted: false, ahead: true }, label)
     }
 
     fn labelled(text: &str, kind: Kind, label: &str) -> Spec {
@@ -123,7 +123,7 @@ impl Spec {
         match &self.kind {
             Kind::Native => Box::new(Plain::new(Vec::new(), environment)),
             Kind::Command(words) => Box::new(Plain::new(words.clone(), environment)),
-            Kind::Kernel { kind, counted } => Box::new(Kernel::new(*kind, *counted, environment, journal)),
+            Kind::Kernel { kind, counted, ahead } => Box::new(Kernel::new(*kind, *counted, *ahead, environment, journal)),
             Kind::Farshore { options, build } => {
                 let command = build.as_deref().map_or_else(|| farshore.to_path_buf(), command_of);
                 Box::new(Farshore::new(command, options.clone(), environment, journal))
@@ -153,9 +153,9 @@ impl std::str::FromStr for Spec {
         let kind = match name {
             "native" => Kind::Native,
             "farshore" => Kind::Farshore { options: Vec::new(), build: None },
-            "linux-swap" => Kind::Kernel { kind: kernel::Kind::File, counted: false },
-            "zram" => Kind::Kernel { kind: kernel::Kind::Zram, counted: false },
-            "zswap" => Kind::Kernel { kind: kernel::Kind::Zswap, counted: false },
+            "linux-swap" => Kind::Kernel { kind: kernel::Kind::File, counted: false, ahead: true },
+            "zram" => Kind::Kernel { kind: kernel::Kind::Zram, counted: false, ahead: true },
+            "zswap" => Kind::Kernel { kind: kernel::Kind::Zswap, counted: false, ahead: true },
             "command" => Kind::Command(Vec::new()),
             _ => return Err(format!("unknown target {name:?}: use {NAMES}")),
         };
@@ -207,7 +207,15 @@ impl Spec {
                 None => Ok(()),
                 Some(_) => twice(),
             },
-            ("pool", Kind::Kernel { kind: kernel::Kind::Zram | kernel::Kind::Zswap, counted }) => match value {
+            ("readahead", Kind::Kernel { ahead, .. }) => match value {
+                "none" if !*ahead => twice(),
+                "none" => {
+                    *ahead = false;
+                    Ok(())
+                }
+                _ => Err(format!("option \"readahead\" of target {target:?} is {value:?}: the only value is none")),
+            },
+            ("pool", Kind::Kernel { kind: kernel::Kind::Zram | kernel::Kind::Zswap, counted, .. }) => match value {
                 "counted" if *counted => twice(),
                 "counted" => {
                     *counted = true;
@@ -235,7 +243,8 @@ impl Spec {
 fn valid(target: &str) -> String {
     match target {
         "farshore" => format!("{}, build, {COMMON}", KEYS.join(", ")),
-        "zram" | "zswap" => format!("pool=counted, {COMMON}"),
+        "zram" | "zswap" => format!("pool=counted, readahead=none, {COMMON}"),
+        "linux-swap" => format!("readahead=none, {COMMON}"),
         _ => COMMON.to_string(),
     }
 }
