@@ -38,7 +38,7 @@ static FOUR: Figure = Figure {
             vary: Vary::Threads,
             variants: &[only(90.0, deliveries)],
         },
-        run_seconds: 2.2,
+        run_seconds: 0.6,
         ideal: None,
         plots: &[Plot {
             title: "Mean time of an access to an absent page",
@@ -192,7 +192,7 @@ static SEVEN: Figure = Figure {
             vary: Vary::Far,
             variants: &[only(0.0, ranked)],
         },
-        run_seconds: 5.0,
+        run_seconds: 0.9,
         ideal: None,
         plots: &[Plot {
             title: "Run time",

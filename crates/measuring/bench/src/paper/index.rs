@@ -142,7 +142,7 @@ fn line(row: &Row) -> Markup {
                 Ok((judged, quick, date)) => {
                     td.number.main { (judge::ours(judged)) }
                     td { (verdict(judged)) @if *quick { " (quick form)" } }
-                    td { (date.chars().take(10).collect::<String>()) }
+                    td.day { (date.chars().take(10).collect::<String>()) }
                 }
                 Err(why) => { td.number { "–" } td { (why) } td {} }
             }

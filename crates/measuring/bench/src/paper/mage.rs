@@ -52,7 +52,7 @@ static FIVE: Figure = Figure {
                 Variant { key: "with evictions", far: 50.0, lifted: false, targets: apart },
             ],
         },
-        run_seconds: 3.2,
+        run_seconds: 1.0,
         ideal: None,
         plots: &[Plot {
             title: "Pages that come",

@@ -23,7 +23,7 @@ static TWELVE: Figure = Figure {
             title: "Spaces in RAM",
             x: Across { label: "swap spaces", scale: Scale::Log2, points: &[1.0, 2.0, 4.0, 8.0], quick: &[1.0, 8.0] },
             runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Targets, variants: &[only(50.0, spaces)] },
-            run_seconds: 3.0,
+            run_seconds: 0.6,
             ideal: None,
             plots: &[Plot {
                 title: "Pages written and read",
@@ -41,7 +41,7 @@ static TWELVE: Figure = Figure {
             title: "Files on one disk",
             x: Across { label: "swap files", scale: Scale::Log2, points: &[1.0, 2.0, 4.0], quick: &[4.0] },
             runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Files, variants: &[only(50.0, files)] },
-            run_seconds: 5.0,
+            run_seconds: 0.9,
             ideal: None,
             plots: &[Plot {
                 title: "Pages written and read",
@@ -109,7 +109,7 @@ static THIRTEEN: Figure = Figure {
             vary: Vary::Files,
             variants: &[only(50.0, files)],
         },
-        run_seconds: 5.0,
+        run_seconds: 2.0,
         ideal: None,
         plots: &[Plot {
             title: "Edges of searches",
@@ -177,7 +177,7 @@ static SIX: Figure = Figure {
             vary: Vary::Targets,
             variants: &[only(50.0, room)],
         },
-        run_seconds: 4.0,
+        run_seconds: 0.5,
         ideal: None,
         plots: &[
             Plot {
