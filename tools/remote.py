@@ -5,13 +5,13 @@
 
 | row | is set against |
 |---|---|
-| random reads, one thread, `farshore node`: the median of an access, three of four of which fetch | a bare answer of 4 KiB to a question of 28 bytes over TCP (tests/programs/echo.c) |
-| random reads, 8 threads, `nbdkit memory`: pages a second | the same server read by fio's libnbd client, the best of its depths |
+| random reads, one thread, a sixteenth local, `farshore node`: the median of an access | a bare answer of 4 KiB to a question of 28 bytes over TCP (tests/programs/echo.c) |
+| random reads, 8 threads, a quarter local, `nbdkit memory`: fetches a second | the same server read by fio's libnbd client over one connection, the best of its depths |
 | `farshore node` as a server: fio's libnbd client, the best of its depths | `nbdkit memory` |
-| reading in order, half local, `farshore node`: bytes a second | one direction of the loopback's TCP |
+| reading in order, half local, `farshore node`: bytes that come a second | one direction of the loopback's TCP |
 
 All by the loopback (TCP). Each round measures all of them, one after another; a ratio is the median of the rounds' ratios, with their range. It needs Debian's fio and nbdkit. Pages are encrypted on
-their way, as they are where nothing is said; with --no-encrypt they are not. On a machine that does other work the figures say nothing.
+their way, as they are where nothing is said. On a machine that does other work the figures say nothing.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Servers:
 
     def __init__(self, options, stack):
         self.ports = {name: harness.free_port() for name in ("node", "nbdkit")}
-        node = [*options.farshore.split(), "node", "--listen", f"127.0.0.1:{self.ports['node']}", "--memory", str(4 * SIZE), "--keep", "1"]
+        node = [*options.farshore.split(), "node", "--listen", f"127.0.0.1:{self.ports['node']}", "--memory", str(32 * SIZE), "--keep", "60"]
         nbdkit = [harness.need("nbdkit", "nbdkit"), "-f", "-i", "127.0.0.1", "-p", str(self.ports["nbdkit"]), "memory", str(2 * SIZE)]
         for argv in (node, nbdkit):
             stack.enter_context(running(argv))
@@ -73,14 +73,19 @@ def read_out(argv):
     return done.stdout.decode()
 
 
-def under_farshore(options, swap, workload, memory):
-    """A workload under Farshore: what it printed, its counters, and its measured seconds."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as stats:
-        words = [*options.farshore.split(), "run", "--memory", str(memory), "--swap", swap, "--stats", stats.name, *(["--no-encrypt"] if options.no_encrypt else [])]
-        if workload[0] == "random":
-            words += ["--prefetch", "none"]
-        out = read_out([*words, "--", harness.find_load(), *workload])
-        return out, json.load(stats)
+def under_farshore(options, swap, workload, memory, prefetch):
+    """One measured run of a workload under Farshore: its round, as `farshore bench` tells it."""
+    with tempfile.TemporaryDirectory(prefix="farshore-remote-") as folder:
+        told = os.path.join(folder, "told.json")
+        words = [*options.farshore.split(), "bench", *workload, "--size", str(SIZE), "--memory", str(memory), "--against", f"farshore:prefetch={prefetch}+swap={swap}", "--rounds", "1", "--warm-up-rounds", "0",
+                 "--no-device", "--json", told]
+        read_out(words)
+        with open(told, encoding="utf-8") as file:
+            [target] = json.load(file)["experiments"][0]["targets"]
+    [found] = target["rounds"]
+    if found["wrong"]:
+        raise SystemExit(f"{' '.join(words)}: {found['wrong']}")
+    return target["summary"], found
 
 
 def fio(options, uri):
@@ -99,31 +104,20 @@ def fill(uri):
     read_out([harness.need("fio", "fio"), "--name=fill", "--ioengine=nbd", f"--uri={uri}", "--rw=write", "--bs=256k", "--iodepth=8", f"--size={SIZE}"])
 
 
-def number(pattern, text):
-    """A number that a workload has printed, with k, M, G and units of time."""
-    found = re.search(pattern, text)
-    if not found:
-        raise SystemExit(f"no {pattern} in {text}")
-    units = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "": 1}
-    return float(found[1]) * units[found[2] if found.lastindex == 2 else ""]
-
-
 def one_round(options, servers):
     """Every figure once: pairs of ours and what it is set against."""
     echo, _, loopback = map(float, read_out([harness.build_program("echo"), "20000", str(min(options.seconds, 3))]).split())
-    random = ["random", "--mode", "read", "--size", str(SIZE), "--seconds", str(options.seconds)]
-    out, _ = under_farshore(options, servers.uri("node"), [*random, "--threads", "1"], SIZE // 4)
-    rows = {"access": (number(r"p50 ([\d.]+) (ns|us|ms|s)", out), echo)}
-    out, stats = under_farshore(options, servers.uri("nbdkit"), [*random, "--threads", "8"], SIZE // 4)
-    reads = number(r"random: ([\d.]+) reads/s", out)
-    # Of all accesses of the run, the part that fetched.
-    accesses = reads * stats["uptime_ns"] / 1e9
-    rows["threads"] = (reads * min(1.0, stats["faults"]["fetch"] / accesses), fio(options, servers.uri("nbdkit")))
+    reads = ["random", "--mode", "read", "--seconds", str(options.seconds)]
+    summary, _ = under_farshore(options, servers.uri("node"), [*reads, "--threads", "1"], SIZE // 16, "none")
+    rows = {"access": (summary["latency"]["p50"], echo)}
+    _, found = under_farshore(options, servers.uri("nbdkit"), [*reads, "--threads", "8"], SIZE // 4, "none")
     node = servers.uri("node")
     fill(node)
-    rows["servers"] = (fio(options, node), rows["threads"][1])
-    out, stats = under_farshore(options, servers.uri("node"), ["scan", "--size", str(SIZE), "--passes", "6"], SIZE // 2)
-    rows["scan"] = (number(r"scan: ([\d.]+) pages/s", out) * 4096, loopback)
+    others = fio(options, servers.uri("nbdkit"))
+    rows["threads"] = (found["measured"]["fetches"] / found["measured_seconds"], others)
+    rows["servers"] = (fio(options, node), others)
+    _, found = under_farshore(options, servers.uri("node"), ["scan", "--passes", "6"], SIZE // 2, "sequential")
+    rows["scan"] = (found["measured"]["pages_in"] * 4096 / found["measured_seconds"], loopback)
     return rows
 
 
@@ -131,7 +125,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=int, default=4, metavar="N")
-    parser.add_argument("--no-encrypt", action="store_true")
     parser.add_argument("--farshore", default=os.path.join(ROOT, "target", "release", "farshore"), metavar="COMMAND")
     parser.add_argument("--out", metavar="FILE")
     options = parser.parse_args()
@@ -145,10 +138,10 @@ def main():
             rounds.append(one_round(options, servers))
             print(f"round {index + 1}: " + ", ".join(f"{name} {ours:.4g} to {other:.4g}" for name, (ours, other) in rounds[-1].items()), file=sys.stderr, flush=True)
     words = {
-        "access": ("random reads, one thread: median access", "a bare answer", lambda ns: f"{ns / 1000:.1f} µs"),
-        "threads": ("random reads, 8 threads, nbdkit: pages fetched", "libnbd (fio)", lambda rate: f"{rate:,.0f} /s"),
+        "access": ("random reads, one thread, a sixteenth local: median access", "a bare answer", lambda ns: f"{ns / 1000:.1f} µs"),
+        "threads": ("random reads, 8 threads, a quarter local, nbdkit: fetches", "libnbd (fio)", lambda rate: f"{rate:,.0f} /s"),
         "servers": ("farshore node, read by libnbd (fio)", "nbdkit memory", lambda rate: f"{rate:,.0f} /s"),
-        "scan": ("reading in order, half local", "loopback TCP, one direction", lambda rate: f"{rate / 1e6:,.0f} MB/s"),
+        "scan": ("reading in order, half local: bytes that come", "loopback TCP, one direction", lambda rate: f"{rate / 1e6:,.0f} MB/s"),
     }
     lines = ["| | Farshore | compared with | ratio |", "|---|---|---|---|"]
     for name, (what, other, show) in words.items():

@@ -86,7 +86,11 @@ int main(int argc, char **argv)
     }
     if (bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, 1) || getsockname(listener, (struct sockaddr *)&at, &bytes))
         fail("listen");
-    if (fork() == 0) {
+    switch (fork()) {
+    case -1:
+        fail("fork");
+        break;
+    case 0:
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if ((fd = accept(listener, NULL, NULL)) < 0 || setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one))
             fail("accept");

@@ -94,7 +94,7 @@ int64_t farshore_uthread_write(int fd, const void *from, size_t bytes, int64_t o
 struct farshore_uthread_limits {
     uint32_t connections;   /* at a time; one more is closed at once. Default 1024 */
     uint32_t requests;      /* that are served at a time. Of datagrams, more wait in the socket; a connection with one more is closed. Default 1024 */
-    uint64_t request_bytes; /* at most; not above buffer_bytes of the configuration. Default 2048 */
+    uint64_t request_bytes; /* at most; not above buffer_bytes of the configuration. Default 2048, or that */
     uint64_t idle;          /* how long a connection may take to bring a whole request, and to take any bytes of a reply. Default 60 s */
 };
 
@@ -106,7 +106,7 @@ struct farshore_uthread_counts {
     uint64_t open;           /* connections that are open now */
     uint64_t received;       /* whole requests that came, also those that were dropped; all datagrams */
     uint64_t dropped;        /* requests that were not served: too many under way, or no unithread was free */
-    uint64_t overflowed;     /* datagrams that the kernel dropped, since the socket's buffer was full */
+    uint64_t overflowed;     /* datagrams that the kernel dropped, since the socket's buffer was full, in the life of the socket */
     uint64_t too_long;       /* requests above request_bytes */
     uint64_t malformed;      /* requests that were not understood */
     uint64_t timed_out;      /* connections that brought no request, or took no reply, for too long */
@@ -115,7 +115,7 @@ struct farshore_uthread_counts {
 };
 
 typedef struct farshore_uthread_server *farshore_uthread_server_t;
-/* A request: it is there until the function that serves it returns, for the unithread that runs that function alone. */
+/* A request: it is there until the function that serves it returns, for the unithread that runs that function alone. Not for a child that is forked there. */
 typedef struct farshore_uthread_request farshore_uthread_request_t;
 
 /* How long the request is that `count` bytes of a connection begin with. More than `count`, or 0: more is to come, and it is asked again then. Negative: this will never be
@@ -124,15 +124,17 @@ typedef int64_t (*farshore_uthread_frame)(const void *bytes, size_t count, void 
 typedef void (*farshore_uthread_serve)(farshore_uthread_request_t *request, void *argument);
 
 /* Starts a server at a socket of IPv4 or IPv6 that is bound to its address, and, for connections, listens. The functions are called on any worker, many at a time. `limits`
- * may be NULL. The server has a descriptor of its own, so the program may close its one; O_NONBLOCK, which both have, is taken away.
- * -EBADF, -ENOTSOCK: fd is no socket; -EINVAL: one of the other kind, or one that does not listen, or a limit is wrong, which is told on stderr;
+ * may be NULL. The server has a descriptor of its own, so the program may close its one; O_NONBLOCK, which both have, is taken away. Connections have TCP_NODELAY. A C++
+ * exception must not leave the functions. Forked children have the server's descriptors: nobody hears that a connection is closed before they end, or begin another program.
+ * -EBADF, -ENOTSOCK: fd is no socket; -EINVAL: one of the other kind, or one that does not listen, no function, or a limit is wrong, which is told on stderr;
  * -EAFNOSUPPORT: of another family; -ESHUTDOWN: there is no runtime; -EIO: no unithread is free. */
 int farshore_uthread_serve_datagrams(farshore_uthread_server_t *server, int fd, const struct farshore_uthread_limits *limits, farshore_uthread_serve serve, void *argument);
 int farshore_uthread_serve_connections(farshore_uthread_server_t *server, int fd, const struct farshore_uthread_limits *limits, farshore_uthread_frame frame,
                                        farshore_uthread_serve serve, void *argument);
 void farshore_uthread_server_counts(farshore_uthread_server_t server, struct farshore_uthread_counts *counts);
 /* Receives no more, waits until the last request has been served and the last connection is closed, and frees the server. After a shutdown of the runtime too. `counts` may be
- * NULL. Not for a request of this server's, which would wait for itself. -ESHUTDOWN: the server is the parent's. */
+ * NULL. A listening socket listens no more, for all who have it. Not for a request of this server's, which would wait for itself, and not beside another call for this server.
+ * -ESHUTDOWN: the server is the parent's. */
 int farshore_uthread_server_stop(farshore_uthread_server_t server, struct farshore_uthread_counts *counts);
 
 /* The bytes of a request. A reply to a datagram overwrites them. */
@@ -144,7 +146,7 @@ void farshore_uthread_request_peer(farshore_uthread_request_t *request, struct s
 int farshore_uthread_reply(farshore_uthread_request_t *request, const void *bytes, size_t count);
 /* Counts the request as malformed. A datagram is not answered then; a connection is closed behind this request. */
 void farshore_uthread_request_malformed(farshore_uthread_request_t *request);
-/* This is the last request of its connection: it is closed when the function has returned. */
+/* This is the last request of its connection: it is closed when the function has returned. What is replied until then is sent. */
 void farshore_uthread_request_last(farshore_uthread_request_t *request);
 
 #ifdef __cplusplus

@@ -360,6 +360,12 @@ impl Target for Kernel {
 
     fn after(&mut self, round: &mut Round) {
         add_traffic(round, self.traffic);
+        if !self.ahead
+            && let Ok(now) = tools::read(Path::new(setting::READ_AHEAD))
+            && now != "0"
+        {
+            round.wrong.push(format!("somebody else set {} to {now} meanwhile", setting::READ_AHEAD));
+        }
         if let (Some(cgroup), Some(limit)) = (self.cgroup.clone(), self.place.as_ref().map(limit_bytes)) {
             round.peak_limited_bytes = cgroup.peak_bytes();
             self.end_keeper(round, limit);

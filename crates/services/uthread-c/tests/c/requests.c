@@ -53,15 +53,20 @@ static void serve(farshore_uthread_request_t *request, void *argument)
         CHECK(room == sizeof peer && peer.sin_addr.s_addr == htonl(INADDR_LOOPBACK) && peer.sin_port != 0);
     }
     if (count == 1 && *bytes == BIG_REPLY) {
-        /* Not from the stack; and then from there. */
-        CHECK(farshore_uthread_reply(request, big, BIG) == 0);
+        /* Not from the stack; and then from there. Nobody may take it. */
+        int sent = farshore_uthread_reply(request, big, BIG);
+        if (sent == -ETIMEDOUT) {
+            CHECK(farshore_uthread_reply(request, "end", 3) == -EPIPE);
+            return;
+        }
+        CHECK(sent == 0);
         CHECK(farshore_uthread_reply(request, "end", 3) == 0);
         CHECK(farshore_uthread_reply(request, NULL, 0) == 0);
         return;
     }
     if (count == 1 && *bytes == BYE) {
-        CHECK(farshore_uthread_reply(request, "bye", 3) == 0);
         farshore_uthread_request_last(request);
+        CHECK(farshore_uthread_reply(request, "bye", 3) == 0);
         return;
     }
     if (count != 1u + *bytes) {
@@ -157,6 +162,43 @@ static void connections(farshore_uthread_server_t server, const struct sockaddr_
     close(fd);
 }
 
+/* Somebody who asks for much and takes nothing. `half`: and says that he sends no more. */
+static int greedy(const struct sockaddr_in *at, int half)
+{
+    char asked[800];
+    int fd = client(SOCK_STREAM, at);
+    memset(asked, BIG_REPLY, sizeof asked);
+    CHECK(send(fd, asked, sizeof asked, 0) == sizeof asked);
+    if (half)
+        CHECK(shutdown(fd, SHUT_WR) == 0);
+    return fd;
+}
+
+static void who_takes_nothing(int listener, const struct sockaddr_in *at)
+{
+    struct farshore_uthread_limits limits = {.idle = 300000000, .request_bytes = 1024};
+    struct farshore_uthread_counts counts = {0};
+    farshore_uthread_server_t server;
+    int fds[3];
+
+    CHECK(farshore_uthread_serve_connections(&server, listener, &limits, frame, serve, &marker) == 0);
+    for (int i = 0; i < 2; i++)
+        fds[i] = greedy(at, i);
+    /* Each is given up, and no thread of the kernel's waits for it. */
+    for (int i = 0; i < 600 && counts.timed_out < 2; i++) {
+        usleep(50000);
+        farshore_uthread_server_counts(server, &counts);
+    }
+    CHECK(counts.timed_out == 2 && counts.send_failed == 2);
+    fds[2] = greedy(at, 0);
+    while (counts.open == 0)
+        farshore_uthread_server_counts(server, &counts);
+    /* Nor does the end wait for one. */
+    CHECK(farshore_uthread_server_stop(server, &counts) == 0 && counts.open == 0);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
+}
+
 static void datagrams(farshore_uthread_server_t server, const struct sockaddr_in *at)
 {
     struct farshore_uthread_counts counts;
@@ -208,12 +250,21 @@ int main(void)
     CHECK(listen(stream, 16) == 0 && fcntl(stream, F_SETFL, O_NONBLOCK) == 0);
     CHECK(farshore_uthread_serve_connections(&server, stream, &bad, frame, serve, &marker) == -EINVAL);
 
+    /* Refused, it is as it was. */
+    CHECK(fcntl(stream, F_GETFL) & O_NONBLOCK);
+    CHECK(farshore_uthread_serve_connections(&server, stream, &limits, NULL, serve, &marker) == -EINVAL);
+    CHECK(farshore_uthread_serve_datagrams(&server, datagram, &limits, NULL, &marker) == -EINVAL);
+
     CHECK(farshore_uthread_serve_connections(&server, stream, &limits, frame, serve, &marker) == 0);
     CHECK(farshore_uthread_serve_datagrams(&other, datagram, &limits, serve_datagram, &marker) == 0);
     close(stream);
     close(datagram);
     connections(server, &of_stream);
     datagrams(other, &of_datagrams);
+    stream = address(SOCK_STREAM, &of_stream);
+    CHECK(listen(stream, 16) == 0);
+    who_takes_nothing(stream, &of_stream);
+    close(stream);
 
     datagram = address(SOCK_DGRAM, &unused);
     CHECK(farshore_uthread_spawn(&thread, from_inside, &datagram) == 0 && farshore_uthread_join(thread, NULL) == 0);

@@ -24,7 +24,7 @@ type Serve = unsafe extern "C" fn(*mut c_void, *mut c_void);
 
 /// `struct farshore_uthread_limits`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct CLimits {
     connections: u32,
     requests: u32,
@@ -33,12 +33,13 @@ pub struct CLimits {
 }
 
 impl CLimits {
-    fn limits(&self) -> Limits {
+    /// Zeros are defaults, of a runtime with such request buffers.
+    fn limits(&self, buffer_bytes: usize) -> Limits {
         let default = Limits::default();
         let number = |value: u32, default: u32| if value == 0 { default } else { value };
         Limits {
             connections: number(self.connections, default.connections),
-            request_bytes: or_default(self.request_bytes, default.request_bytes),
+            request_bytes: or_default(self.request_bytes, default.request_bytes.min(buffer_bytes)),
             idle: if self.idle == 0 { default.idle } else { Duration::from_nanos(self.idle) },
             requests_in_flight: number(self.requests, default.requests_in_flight),
         }
@@ -101,10 +102,11 @@ enum CRequest<'r, 'a> {
         reply: Option<usize>,
         malformed: bool,
     },
-    /// `over`: the connection ends behind this request.
+    /// `last`: the connection ends behind this request; `failed`: nothing can be sent any more.
     OfConnection {
         connection: &'r Connection<'a>,
-        over: bool,
+        last: bool,
+        failed: bool,
     },
 }
 
@@ -162,10 +164,12 @@ impl Program {
                 _ => Frame::More,
             }
         };
+        // Parts of a reply leave as they come.
+        connection.stream().set_nodelay(true)?;
         while connection.receive(frame)? == Next::Request {
-            let mut request = CRequest::OfConnection { connection, over: false };
+            let mut request = CRequest::OfConnection { connection, last: false, failed: false };
             self.call(&mut request);
-            if matches!(request, CRequest::OfConnection { over: true, .. }) {
+            if matches!(request, CRequest::OfConnection { last: true, .. } | CRequest::OfConnection { failed: true, .. }) {
                 break;
             }
         }
@@ -184,9 +188,9 @@ fn option(fd: BorrowedFd<'_>, name: c_int) -> io::Result<c_int> {
     }
 }
 
-/// A descriptor of our own of the program's socket, if it is of that kind and can be served. It waits from now on where it would not: the ring waits in our place.
+/// A descriptor of our own of the program's socket, if it is of that kind and can be served.
 fn own(fd: c_int, kind: c_int) -> io::Result<OwnedFd> {
-    let invalid = |what| io::Error::from_raw_os_error(what);
+    let invalid = |errno| io::Error::from_raw_os_error(errno);
     if fd < 0 {
         return Err(invalid(libc::EBADF));
     }
@@ -199,14 +203,13 @@ fn own(fd: c_int, kind: c_int) -> io::Result<OwnedFd> {
     if is != kind || (kind == libc::SOCK_STREAM && option(fd, libc::SO_ACCEPTCONN)? == 0) {
         return Err(invalid(libc::EINVAL));
     }
-    let own = fd.try_clone_to_owned()?;
-    // SAFETY: flags of a descriptor that is ours.
-    let flags = unsafe { libc::fcntl(own.as_raw_fd(), libc::F_GETFL) };
-    // SAFETY: as above.
-    if flags < 0 || unsafe { libc::fcntl(own.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(own)
+    fd.try_clone_to_owned()
+}
+
+/// The flags of the open socket, with or without `O_NONBLOCK`: the ring waits for what would block, where it answers `EAGAIN` for sockets that do not.
+fn set_flags(fd: c_int, flags: c_int) -> io::Result<()> {
+    // SAFETY: no memory.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, flags) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Starts a server, and gives the program its handle.
@@ -215,24 +218,35 @@ fn own(fd: c_int, kind: c_int) -> io::Result<OwnedFd> {
 /// `server` may be written to; `limits` is null or points to limits.
 unsafe fn start(
     server: *mut *mut c_void,
-    socket: io::Result<OwnedFd>,
+    fd: c_int,
+    kind: c_int,
     limits: *const CLimits,
     begin: impl FnOnce(&Handle, OwnedFd, Limits) -> Result<Running, Error>,
 ) -> c_int {
-    // SAFETY: the caller's duty.
-    let limits = unsafe { limits.as_ref() }.map_or_else(Limits::default, CLimits::limits);
-    let socket = match socket {
+    let failed = |error: io::Error| -error.raw_os_error().unwrap_or(libc::EIO);
+    let socket = match own(fd, kind) {
         Ok(socket) => socket,
-        Err(error) => return -error.raw_os_error().unwrap_or(libc::EIO),
+        Err(error) => return failed(error),
     };
-    let Some(handle) = running() else { return -libc::ESHUTDOWN };
+    let Some(handle) = running().filter(|handle| handle.shared.is_here()) else { return -libc::ESHUTDOWN };
+    // SAFETY: the caller's duty.
+    let limits = unsafe { limits.as_ref() }.copied().unwrap_or_default().limits(handle.shared.config.buffer_bytes);
+    // SAFETY: no memory.
+    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
+    if let Err(error) = set_flags(socket.as_raw_fd(), flags & !libc::O_NONBLOCK) {
+        return failed(error);
+    }
     match begin(&handle, socket, limits) {
         Ok(running) => {
             // SAFETY: the caller's duty.
             unsafe { server.write(Box::into_raw(Box::new(CServer { handle, running })).cast()) };
             0
         }
-        Err(error) => told(&error),
+        Err(error) => {
+            // As it was.
+            let _ = set_flags(fd, flags);
+            told(&error)
+        }
     }
 }
 
@@ -245,16 +259,17 @@ pub unsafe extern "C" fn farshore_uthread_serve_datagrams(
     server: *mut *mut c_void,
     fd: c_int,
     limits: *const CLimits,
-    serve: Serve,
+    serve: Option<Serve>,
     argument: *mut c_void,
 ) -> c_int {
+    let Some(serve) = serve else { return -libc::EINVAL };
     let program = Program { serve, argument };
     let begin = |handle: &Handle, socket, limits| {
         let serve = move |datagram: Datagram<'_>| program.serve_datagram(datagram);
         UdpServer::start(handle, UdpSocket::from(socket), limits, serve).map(Running::Datagrams)
     };
     // SAFETY: the caller's duty.
-    unsafe { start(server, own(fd, libc::SOCK_DGRAM), limits, begin) }
+    unsafe { start(server, fd, libc::SOCK_DGRAM, limits, begin) }
 }
 
 /// See the header.
@@ -266,17 +281,18 @@ pub unsafe extern "C" fn farshore_uthread_serve_connections(
     server: *mut *mut c_void,
     fd: c_int,
     limits: *const CLimits,
-    frame: FrameOf,
-    serve: Serve,
+    frame: Option<FrameOf>,
+    serve: Option<Serve>,
     argument: *mut c_void,
 ) -> c_int {
+    let (Some(frame), Some(serve)) = (frame, serve) else { return -libc::EINVAL };
     let program = Program { serve, argument };
     let begin = |handle: &Handle, socket, limits| {
         let serve = move |connection: &mut Connection<'_>| program.serve_connection(connection, frame);
         TcpServer::start(handle, TcpListener::from(socket), limits, serve).map(Running::Connections)
     };
     // SAFETY: the caller's duty.
-    unsafe { start(server, own(fd, libc::SOCK_STREAM), limits, begin) }
+    unsafe { start(server, fd, libc::SOCK_STREAM, limits, begin) }
 }
 
 /// See the header.
@@ -378,13 +394,13 @@ pub unsafe extern "C" fn farshore_uthread_reply(request: *mut c_void, bytes: *co
             *reply = Some(count);
             0
         }
-        CRequest::OfConnection { over: true, .. } => -libc::EPIPE,
-        CRequest::OfConnection { connection, over } => {
+        CRequest::OfConnection { failed: true, .. } => -libc::EPIPE,
+        CRequest::OfConnection { connection, failed, .. } => {
             // SAFETY: the caller's duty.
             match unsafe { send(connection, bytes, count) } {
                 Ok(()) => 0,
                 Err(error) => {
-                    *over = true;
+                    *failed = true;
                     match error.raw_os_error() {
                         Some(errno) => -errno,
                         None if error.kind() == io::ErrorKind::TimedOut => -libc::ETIMEDOUT,
@@ -425,9 +441,9 @@ pub unsafe extern "C" fn farshore_uthread_request_malformed(request: *mut c_void
     // SAFETY: the caller's duty.
     match unsafe { served(request) } {
         CRequest::Datagram { malformed, .. } => *malformed = true,
-        CRequest::OfConnection { connection, over } => {
+        CRequest::OfConnection { connection, last, .. } => {
             connection.malformed();
-            *over = true;
+            *last = true;
         }
     }
 }
@@ -439,7 +455,7 @@ pub unsafe extern "C" fn farshore_uthread_request_malformed(request: *mut c_void
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farshore_uthread_request_last(request: *mut c_void) {
     // SAFETY: the caller's duty.
-    if let CRequest::OfConnection { over, .. } = unsafe { served(request) } {
-        *over = true;
+    if let CRequest::OfConnection { last, .. } = unsafe { served(request) } {
+        *last = true;
     }
 }

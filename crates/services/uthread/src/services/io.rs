@@ -1,6 +1,7 @@
 //! Reading and writing by the worker's own ring: the unithread waits, the worker does not.
 
 use crate::ground::library::Kept;
+use crate::ground::os;
 use crate::scheduler::config::WaitMode;
 use crate::scheduler::worker::{self, BY_RING};
 use core::sync::atomic::Ordering;
@@ -79,7 +80,12 @@ pub(crate) unsafe fn run(request: squeue::Entry, what: For) -> io::Result<usize>
         }
     };
     unit.stoppable.store(0, Ordering::Relaxed);
-    if result == -libc::ECANCELED && !worker.shared.is_stopping() && matches!(what, For::Peer(Some(_))) {
+    // One that the kernel waits for in a thread of its own (a socket whose other side sends no more is always ready, and has no room all the same) is interrupted.
+    let over = |deadline| result == -libc::ECANCELED || (result == -libc::EINTR && os::now() >= deadline);
+    if let For::Peer(Some(deadline)) = what
+        && over(deadline)
+        && !worker.shared.is_stopping()
+    {
         return Err(io::ErrorKind::TimedOut.into());
     }
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }

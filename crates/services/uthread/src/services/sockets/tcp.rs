@@ -102,9 +102,13 @@ impl TcpStream {
     }
 
     fn write_all_by(&self, mut from: &[u8], time: Option<Duration>) -> io::Result<()> {
+        let mut until = time.map(deadline);
         while !from.is_empty() {
-            match self.write_until(from, time.map(deadline)) {
-                Ok(sent) => from = &from[sent..],
+            match self.write_until(from, until) {
+                Ok(sent) => {
+                    from = &from[sent..];
+                    until = time.map(deadline);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
