@@ -456,8 +456,6 @@ def parts(seed):
              [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
-        Part("redis", "pages with Redis, one server and a Cluster, whose masters are killed and stopped and whose hash slots move",
-             [pytest("redis", "tests/real/test_redis.py")], 10, shown, pytest_missing, needs_build=True, takes=150),
         Part("mirror", "pages that are kept on several nodes and disks, of which one is killed, hangs, lies, is full or is exchanged",
              [pytest("mirror", "tests/real/test_mirror.py", "tests/real/test_copies.py")], 12, shown, pytest_missing, needs_build=True, takes=230),
         Part("survived", "faults of nodes and networks at random moments, each kind twice, and how long nothing moves",

@@ -187,20 +187,6 @@ class Remote(Command):
             outcome, out = self.ended(process)
         expect((outcome.status, out.splitlines()[-1:]) == (0, ["right"]), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
 
-    @contextlib.contextmanager
-    def filled(self, spec, *options):
-        """FILLS at work."""
-        with self.running(["--memory", "16M", "--swap", spec, *options], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
-            pid = self.managed(process)
-            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
-            yield process, pid
-
-    def right(self, process):
-        """It ends, and finds its data right."""
-        process.popen.stdin.close()
-        outcome, out = self.ended(process)
-        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
-
     def rounds(self, process, count):
         for _ in range(count):
             expect(process.popen.stdout.readline() == b"round\n", f"it ended: {process.stderr_so_far()[-300:]}")
@@ -382,6 +368,20 @@ class TestNode(Remote):
     def resident(pid):
         with open(f"/proc/{pid}/status", encoding="utf-8") as file:
             return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) << 10
+
+    @contextlib.contextmanager
+    def filled(self, spec, *options):
+        """FILLS at work."""
+        with self.running(["--memory", "16M", "--swap", spec, *options], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
+            pid = self.managed(process)
+            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
+            yield process, pid
+
+    def right(self, process):
+        """It ends, and finds its data right."""
+        process.popen.stdin.close()
+        outcome, out = self.ended(process)
+        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
 
     def test_memory_is_back(self):
         """A program that is killed: its node's memory is the system's again after --keep; another program's stays."""

@@ -431,7 +431,7 @@ mod tests {
             ("tape:/x", "tape:/x"),
             ("dir:srv", "absolute"),
             ("file:x,size=1G", "absolute"),
-            ("rediss://a", "rediss://a"),
+            ("redis://a", "redis://a"),
             ("", "\"\""),
         ] {
             for key in ["swap+", "swap-"] {

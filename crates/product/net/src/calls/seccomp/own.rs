@@ -98,7 +98,7 @@ pub const ALWAYS: &[Own] = &[
 
 const FETCHING: &str = "bring pages in from a server";
 
-/// On threads of the program, where pages lie with a server: `backend/src/nbd`, `backend/src/redis`. All but the first two are for a connection that was
+/// On threads of the program, where pages lie with a server: `backend/src/nbd`. All but the first two are for a connection that was
 /// lost.
 pub const REMOTE: &[Own] = &[
     call(44, "sendto", FETCHING),
