@@ -14,4 +14,3 @@ pub mod numbers;
 pub mod scan;
 pub mod service;
 pub mod tpcc;
-pub mod vsearch;
