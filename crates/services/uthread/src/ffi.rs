@@ -25,11 +25,16 @@ fn running() -> Option<Handle> {
     runtime().as_ref().map(Runtime::handle)
 }
 
+/// The negative number of an error.
+fn refusal(error: &std::io::Error) -> c_int {
+    -error.raw_os_error().unwrap_or(libc::EIO)
+}
+
 /// Tells an error on stderr, and gives its number.
 fn told(error: &Error) -> c_int {
     eprintln!("farshore-uthread: {error}");
     match error {
-        Error::System { error, .. } => -error.raw_os_error().unwrap_or(libc::EIO),
+        Error::System { error, .. } => refusal(error),
         _ => -libc::EINVAL,
     }
 }
@@ -156,8 +161,8 @@ pub unsafe extern "C" fn farshore_uthread_spawn(
     let work = move || Sent(unsafe { function(argument.into_inner()) });
     let spawned = match worker::inside() {
         Some(_) => api::spawn(work),
-        None => match &*runtime() {
-            Some(runtime) => runtime.spawn(work),
+        None => match running() {
+            Some(handle) => handle.spawn(work),
             None => return -libc::ESHUTDOWN,
         },
     };

@@ -3,7 +3,7 @@
 //! A server of datagrams is a [`UdpServer`], one of connections a [`TcpServer`]. The function in C gets a pointer to a [`CRequest`], which lies on the stack of the
 //! unithread that serves it, and is nobody's when that function returns.
 
-use super::{or_default, running, told};
+use super::{or_default, refusal, running, told};
 use crate::Handle;
 use crate::ground::error::Error;
 use crate::scheduler::worker;
@@ -223,10 +223,9 @@ unsafe fn start(
     limits: *const CLimits,
     begin: impl FnOnce(&Handle, OwnedFd, Limits) -> Result<Running, Error>,
 ) -> c_int {
-    let failed = |error: io::Error| -error.raw_os_error().unwrap_or(libc::EIO);
     let socket = match own(fd, kind) {
         Ok(socket) => socket,
-        Err(error) => return failed(error),
+        Err(error) => return refusal(&error),
     };
     let Some(handle) = running().filter(|handle| handle.shared.is_here()) else { return -libc::ESHUTDOWN };
     // SAFETY: the caller's duty.
@@ -234,7 +233,7 @@ unsafe fn start(
     // SAFETY: no memory.
     let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
     if let Err(error) = set_flags(socket.as_raw_fd(), flags & !libc::O_NONBLOCK) {
-        return failed(error);
+        return refusal(&error);
     }
     match begin(&handle, socket, limits) {
         Ok(running) => {
@@ -401,11 +400,7 @@ pub unsafe extern "C" fn farshore_uthread_reply(request: *mut c_void, bytes: *co
                 Ok(()) => 0,
                 Err(error) => {
                     *failed = true;
-                    match error.raw_os_error() {
-                        Some(errno) => -errno,
-                        None if error.kind() == io::ErrorKind::TimedOut => -libc::ETIMEDOUT,
-                        None => -libc::EIO,
-                    }
+                    if error.kind() == io::ErrorKind::TimedOut { -libc::ETIMEDOUT } else { refusal(&error) }
                 }
             }
         }
