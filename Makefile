@@ -118,7 +118,7 @@ kernels-long: ## the same for each kernel that Debian has, with more tests
 guests: ## unmodified QEMU, whose guests run in less memory than they have
 guests-long: ## the same with a large guest
 serve: ## farshore-serve with other people's clients, and its limits
-serve-long: ## the same, with ten minutes of TPC-C while its memory nodes are killed
+serve-long: ## the same, with ten minutes each of TPC-C and of vsearch while their memory nodes are killed
 report: ## the report of farshore bench in a browser
 packages: ## the Debian packages in a fresh Debian: installed, used, removed (as root)
 front: ## the set-up, the interpreter of Debian's packages, what CI counts, the order of parts

@@ -13,7 +13,7 @@ def pytest_addoption(parser):
     group.addoption("--serve", help="path of farshore-serve")
     group.addoption("--prefix", type=shlex.split, default=[], help="a command that starts the servers")
     group.addoption("--memory", help="run the servers under farshore, with so much memory")
-    group.addoption("--tpcc-seconds", type=float, default=12, help="how long TPC-C works while its memory nodes are killed (default 12)")
+    group.addoption("--killed-seconds", type=float, default=12, help="how long a service works while its memory nodes are killed (default 12)")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,7 +35,7 @@ def watchdog(request):
         capture.suspend_global_capture(in_=True)
         servers.too_late(request.node.name)
 
-    timer = threading.Timer(servers.TEST_SECONDS + request.config.option.tpcc_seconds, late)
+    timer = threading.Timer(servers.TEST_SECONDS + request.config.option.killed_seconds, late)
     timer.daemon = True
     timer.start()
     yield

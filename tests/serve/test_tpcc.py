@@ -5,19 +5,16 @@ The load is farshore-load's, which is beside farshore-serve and checks what each
 """
 
 import contextlib
-import json
-import os
 import random
 import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 
 from harness import expect
-from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, ask, beside, read_until
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Load, Mirror, Server, ask, in_a_fifth, read_until, within_a_fifth
 
 # Bytes of one warehouse and the items, at least.
 WAREHOUSE = 100 * MIB
@@ -41,34 +38,6 @@ def holds(connection):
     connection.settimeout(TEST_SECONDS)
     said = tell(connection, "check")
     expect(said.startswith("OK 16 conditions hold, "), said)
-
-
-class Load:
-    """farshore-load at work. At its end each request that was sent was answered, and rightly."""
-
-    def __init__(self, server, transport, *options):
-        # At a fixed rate some are not sent where it gets no processor.
-        self.sends_all = any(option.startswith("--closed=") for option in options)
-        self.folder = tempfile.TemporaryDirectory()
-        self.told = os.path.join(self.folder.name, "told.json")
-        address = f"{transport}:127.0.0.1:{(server.udp if transport == 'udp' else server.tcp)[1]}"
-        argv = [beside("farshore-load"), "open", "tpcc", address, "--timeout=60s", "--spin=0s", "--warmup=0", f"--json={self.told}", *options]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    def done(self, seconds):
-        """Its result."""
-        try:
-            said = self.process.communicate(timeout=seconds + TEST_SECONDS)[0]
-        finally:
-            self.process.kill()
-        expect(self.process.returncode == 0, said[-1000:])
-        with self.folder, open(self.told, encoding="utf-8") as file:
-            result = json.load(file)
-        expect(result["wrong"] == [] and result["duplicates"] == 0, result["wrong"])
-        for name, count in (("lost", 0), ("unsent", 0), ("misses", 0), ("answered", result["all"]["sent"])):
-            expect(result["all"][name] == count or name == "unsent" and not self.sends_all, f"{name}: {result['all'][name]}")
-        expect(all(operation["answered"] > 0 for operation in result["operations"]), "an operation was not asked for")
-        return result
 
 
 def test_transactions():
@@ -108,36 +77,20 @@ def test_load():
     with Server("tpcc", "--warehouses", "2", "--workers", "2") as server, server.connect() as s:
         before = stats(s)
         for transport in ("tcp", "udp"):
-            Load(server, transport, "--items=2", "--closed=48", "--seconds=3").done(3)
+            Load(server, "tpcc", transport, "--items=2", "--closed=48", "--seconds=3").done(3)
             holds(s)
         after = stats(s)
         expect(after["refused"] == 0 and after["neworder"] > before["neworder"] and after["rollback"] > 0, after)
         if OPTIONS.memory:
-            within_a_fifth(server)
-
-
-def stat(server):
-    """What farshore stat says."""
-    done = subprocess.run([beside("farshore"), "stat", str(server.process.pid), "--json"], capture_output=True, timeout=ANSWER_SECONDS, check=False)
-    expect(done.returncode == 0, done.stderr)
-    return json.loads(done.stdout)
-
-
-def within_a_fifth(server):
-    """It had five times the memory that it kept to, and moved pages."""
-    told = stat(server)
-    limit, most, used = (told[name] for name in ("memory_limit_bytes", "resident_bytes_peak", "used_bytes_peak"))
-    expect(limit <= WAREHOUSE // 5 and most <= limit and used >= 4.8 * limit, f"limit {limit}, resident {most}, used {used}")
-    expect(told["evictions"]["synchronous"] == 0 and told["swap"]["pages_in"] > 1000, told["swap"])
+            within_a_fifth(server, WAREHOUSE)
 
 
 def waits(wait):
     """A way to wait for pages, in a fifth of the data."""
-    prefix = OPTIONS.prefix or [beside("farshore"), "run", "--memory", str(WAREHOUSE // 5), "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}", "--"]
-    with Server("tpcc", "--workers", "2", "--wait", wait, prefix=prefix) as server, server.connect() as s:
-        Load(server, "tcp", "--items=1", "--closed=32", "--seconds=3").done(3)
+    with Server("tpcc", "--workers", "2", "--wait", wait, prefix=OPTIONS.prefix or in_a_fifth(WAREHOUSE)) as server, server.connect() as s:
+        Load(server, "tpcc", "tcp", "--items=1", "--closed=32", "--seconds=3").done(3)
         holds(s)
-        within_a_fifth(server)
+        within_a_fifth(server, WAREHOUSE)
 
 
 def test_yield_in_a_fifth():
@@ -155,59 +108,22 @@ def test_busy_in_a_fifth():
     waits("busy")
 
 
-@contextlib.contextmanager
-def node(path):
-    """A memory node on a socket, until it is killed."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    process = subprocess.Popen([beside("farshore"), "node", "--listen", f"unix:{path}", "--memory", "4G"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while not os.path.exists(path):
-            expect(process.poll() is None and time.monotonic() < deadline, "the node does not start")
-            time.sleep(0.02)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until(server, what, is_so):
-    """Waits until the copies are so."""
-    deadline = time.monotonic() + TEST_SECONDS
-    while not is_so(now := stat(server)["spaces"][0]["copies"]):
-        expect(time.monotonic() < deadline, f"it never comes: {what}; {now}")
-        time.sleep(0.05)
-
-
 def test_nodes_are_killed(request):
     """In a fifth of its data, on a mirror of two memory nodes, which are killed in turn under load: the conditions hold each time."""
-    seconds = request.config.option.tpcc_seconds
-    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        paths = [os.path.join(place, f"node-{n}") for n in range(2)]
-        nodes = [stack.enter_context(node(path)) for path in paths]
-        mirror = f"mirror:({','.join(f'nbd+unix:///?socket={path}' for path in paths)})"
-        prefix = [beside("farshore"), "run", "--memory", str(WAREHOUSE // 5), "--swap", mirror, "--"]
-        with Server("tpcc", "--workers", "2", prefix=prefix) as server, server.connect() as s:
-            # What they say must not fill the pipe.
-            said = []
-            threading.Thread(target=lambda: said.extend(iter(server.process.stderr.readline, b"")), daemon=True).start()
-            deadline, turn = time.monotonic() + seconds, 0
-            while turn < 2 or time.monotonic() < deadline:
-                load = Load(server, "tcp", "--items=1", "--rate=800", "--seconds=5")
-                time.sleep(1.5)
-                nodes[turn % 2].kill()
-                nodes[turn % 2].wait()
-                until(server, "it is down", lambda copies: copies[turn % 2]["state"] == "down")
-                load.done(5)
-                holds(s)
-                nodes[turn % 2] = stack.enter_context(node(paths[turn % 2]))
-                until(server, "all copies have all pages", lambda copies: all(copy["state"] == "works" and not copy["stale_pages"] for copy in copies))
-                turn += 1
+    with Mirror() as mirror, Server("tpcc", "--workers", "2", prefix=in_a_fifth(WAREHOUSE, mirror.swap)) as server, server.connect() as s:
+
+        def under_load(kill):
+            load = Load(server, "tpcc", "tcp", "--items=1", "--rate=800", "--seconds=5")
+            time.sleep(1.5)
+            kill()
+            load.done(5)
             holds(s)
-            expect(stats(s)["refused"] == 0, stats(s))
-            within_a_fifth(server)
-            return f"{turn} kills, {stats(s)['neworder']} orders"
+
+        turns = mirror.each_is_killed(server, request.config.option.killed_seconds, under_load)
+        holds(s)
+        expect(stats(s)["refused"] == 0, stats(s))
+        within_a_fifth(server, WAREHOUSE)
+        return f"{turns} kills, {stats(s)['neworder']} orders"
 
 
 def test_nonsense():

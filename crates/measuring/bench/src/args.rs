@@ -37,7 +37,7 @@ pub const WORDS: Words = Words { first: "workload", known: THERE_IS, required: &
     farshore bench canonical [OPTIONS]\n       \
     farshore bench families [OPTIONS]\n       \
     farshore bench paper [FIGURE|all] [OPTIONS]\n       \
-    farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]\n       \
+    farshore bench uthread [array|kv|scan|tpcc|vsearch|switch] [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
     after_long_help = AFTER_BENCH,

@@ -11,12 +11,14 @@
 //! | [`size`] | sizes such as `512M` |
 //! | [`rates`] | the search for the highest rate that meets a target: what it is told, and what ends it |
 //! | [`array`] | what `farshore-load open` says to a server of numbers, and what that answers |
+//! | [`vectors`] | what is searched in, and how far one vector is from another: for the generator and for the server |
 #![forbid(unsafe_code)]
 
 pub mod array;
 pub mod outcome;
 pub mod rates;
 pub mod size;
+pub mod vectors;
 pub mod workload;
 
 pub use array::array_value;

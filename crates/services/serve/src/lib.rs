@@ -14,3 +14,4 @@ pub mod numbers;
 pub mod scan;
 pub mod service;
 pub mod tpcc;
+pub mod vsearch;

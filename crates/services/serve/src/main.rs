@@ -10,6 +10,7 @@ use std::sync::Arc;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use farshore_config::{ConfigError, Size};
+use farshore_load::vectors::{DIMENSIONS_MAX, Vectors};
 use farshore_serve::array::Array;
 use farshore_serve::kv::session;
 use farshore_serve::kv::store::{MEMORY_MAX, Store, memory_min};
@@ -18,6 +19,8 @@ use farshore_serve::service::{self, Options};
 use farshore_serve::tpcc::database::{Database, ORDERS_MAX, Scale, WAREHOUSES_MAX};
 use farshore_serve::tpcc::populate::populate;
 use farshore_serve::tpcc::server::Server;
+use farshore_serve::vsearch;
+use farshore_serve::vsearch::index::{Error, Index, LISTS_MAX, usual_lists};
 
 #[global_allocator]
 static HEAP: farshore_uthread::Allocator = farshore_uthread::Allocator;
@@ -36,6 +39,8 @@ Examples:
       4 GiB of values in the order of their keys, in an LMDB
   farshore-serve tpcc --warehouses 10
       the database of TPC-C, with its five transactions
+  farshore-serve vsearch --items 1M
+      500 MiB of vectors, of which the nearest are found, in the protocol of Redis
 
 When it is ready it says so on stderr, with its addresses. SIGTERM and SIGINT end it.
 
@@ -94,6 +99,32 @@ understood there. The sender may be forged, so a request is refused whose answer
 (--max-udp-answer): orderstatus and neworder may have some 850 bytes. There is no authentication.
 The rows are in memory alone: they end with the server.";
 
+const VSEARCH_HELP: &str = "\
+Examples:
+  farshore-serve vsearch --items 1M --workers 2           made vectors; some 512 bytes each
+  farshore-serve vsearch --file sift_base.fvecs --items 1000000
+                                                          those of a file
+  farshore run --memory 100M -- farshore-serve vsearch --items 1M
+                                                          the same in a fifth of it
+  farshore-load open vsearch tcp:127.0.0.1:11211 --items 1048576 --rate 500
+                                                          load, which tells the recall
+  redis-cli -p 11211 info                                 what happened
+
+It is an inverted file of whole vectors (Faiss: IVFFlat) with Euclidean distances, and speaks the
+protocol of Redis, version 2. A search is
+  FT.SEARCH vectors '*=>[KNN 10 @vector $q AS d]' PARAMS 2 q BYTES DIALECT 2
+where BYTES are the little-endian numbers of 4 bytes (FLOAT32) of the query. It answers with how
+many were found, at most 100, and for each its number and the square of its distance, the nearest
+first.
+NPROBE n behind $q reads n lists in place of --probes. LIMIT, RETURN, NOCONTENT, and SORTBY the
+distance are understood; filters are not. Other commands:
+  VERIFY           looks at all vectors: is each what was stored?
+  INFO             what happened since the start
+  FT.INFO vectors  what the index is
+Over UDP a datagram is 8 bytes that the client chooses, and an FT.SEARCH of at most 2040 bytes;
+the sender may be forged, so one whose answer may be long is refused (--max-udp-answer). There is no
+authentication. Vectors are there from the start: none is added or taken away.";
+
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
 #[command(name = "farshore-serve", version, after_help = AFTER_HELP)]
@@ -116,6 +147,9 @@ enum Command {
     /// The database of TPC-C: its five transactions
     #[command(after_help = TPCC_HELP)]
     Tpcc(TpccOptions),
+    /// The nearest vectors of a query: Redis' FT.SEARCH
+    #[command(after_help = VSEARCH_HELP)]
+    Vsearch(VsearchOptions),
 }
 
 #[derive(Args, Debug)]
@@ -184,6 +218,32 @@ struct TpccOptions {
     max_udp_answer: usize,
 }
 
+#[derive(Args, Debug)]
+struct VsearchOptions {
+    #[command(flatten)]
+    common: Options,
+    /// Vectors: so many are made, or are the first ones of --file
+    #[arg(long, value_name = "N", default_value = "100K", value_parser = size)]
+    items: usize,
+    /// Numbers of a vector that is made
+    #[arg(long, value_name = "N", default_value_t = 128, conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..=DIMENSIONS_MAX as i64))]
+    dimensions: u32,
+    /// Take the vectors of FILE.fvecs or FILE.bvecs, as TEXMEX gives them away; it is read twice, and not needed any more when the server is ready
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Lists into which the vectors are divided [default: the square root of --items]
+    #[arg(long, value_name = "N", value_parser = size)]
+    lists: Option<usize>,
+    /// Lists that a search reads: with more of them it finds more of the nearest, and takes longer [default: 8, or all if there are fewer]
+    #[arg(long, value_name = "N", value_parser = size)]
+    probes: Option<usize>,
+    /// The longest answer over UDP, whose sender may be forged; searches that may have a longer one are refused
+    #[arg(long, value_name = "SIZE", default_value = "1392", value_parser = size)]
+    max_udp_answer: usize,
+}
+
+/// Lists that a search of vectors reads.
+const PROBES: usize = 8;
 /// Room for the first orders of a district, and some more.
 const ORDERS_MIN: u64 = 4096;
 
@@ -204,6 +264,7 @@ fn main() -> ExitCode {
         Command::Array(options) => array(options),
         Command::Scan(options) => scan(options),
         Command::Tpcc(options) => tpcc(options),
+        Command::Vsearch(options) => vsearch(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -272,6 +333,36 @@ fn tpcc(options: &TpccOptions) -> Result<(), String> {
         )
     })?;
     service::run(common, Arc::new(Server::new(database, *max_udp_answer)))
+}
+
+fn vsearch(options: &VsearchOptions) -> Result<(), String> {
+    let VsearchOptions { common, items, dimensions, file, lists, probes, max_udp_answer } = options;
+    let Ok(count) = u32::try_from(*items) else { wrong(format!("--items {items}: want at most {}", u32::MAX)) };
+    let lists = lists.unwrap_or_else(|| usual_lists(count));
+    if lists > LISTS_MAX.min(*items) {
+        wrong(format!("--lists {lists}: want 1 to {}", LISTS_MAX.min(*items)));
+    }
+    let probes = probes.unwrap_or(lists.min(PROBES));
+    if probes > lists {
+        wrong(format!("--probes {probes}: there are {lists} lists"));
+    }
+    let vectors = match file {
+        Some(path) => {
+            let vectors = Vectors::of_file(path).map_err(|error| format!("--file {}: {error}", path.display()))?;
+            match vectors.count() {
+                Some(has) if has < *items as u64 => {
+                    return Err(format!("--file {} has {has} vectors: give less --items", path.display()));
+                }
+                _ => vectors,
+            }
+        }
+        None => Vectors::made(*dimensions as usize),
+    };
+    let index = Index::new(&vectors, count, lists, vsearch::cells::threads()).map_err(|error| match (&error, file) {
+        (Error::Read(_), Some(path)) => format!("--file {}: {error}", path.display()),
+        _ => format!("--items {items}: {error}"),
+    })?;
+    service::run(common, Arc::new(vsearch::server::Server::new(index, probes, *max_udp_answer)))
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ pub fn value(index: u64) -> u64 {
     mix(index ^ SALT)
 }
 
-fn mix(seed: u64) -> u64 {
+/// Scatters the bits of a word: the first number of the generator with that seed.
+pub fn mix(seed: u64) -> u64 {
     let word = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -20,6 +20,8 @@ Examples:
       an LMDB; 1 % of the requests read 100 values in a row
   farshore bench uthread tpcc --transport tcp --mode yield:1 --mode busy:1
       TPC-C, whose transactions leave their worker in the midst of their work
+  farshore bench uthread vsearch --data 128M --outstanding 32 --mode yield:1 --mode busy:1
+      the nearest vectors of a query: each request reads lists of hundreds of vectors in a row
   farshore bench uthread array --mode yield:1 --mode block:8,16 --phases throughput --rounds 3
       two modes, and how much they can do
   farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
@@ -67,7 +69,7 @@ Environment:
 
 /// `farshore bench uthread`.
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|scan|tpcc|switch] [OPTIONS]")]
+#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|scan|tpcc|vsearch|switch] [OPTIONS]")]
 pub struct UthreadArgs {
     /// The service; or what a switch costs
     #[arg(value_enum, default_value_t = What::Array)]
@@ -140,6 +142,8 @@ pub enum What {
     Scan,
     /// The database of TPC-C, a warehouse for each 100 MiB of --data: its five transactions
     Tpcc,
+    /// The nearest vectors of a query, uniform: an inverted file with a list for each cell; recall is told
+    Vsearch,
     /// A switch between two unithreads: no server
     Switch,
 }
@@ -153,6 +157,7 @@ impl What {
             What::Kv => "kv",
             What::Scan => "scan",
             What::Tpcc => "tpcc",
+            What::Vsearch => "vsearch",
             What::Switch => "switch",
         }
     }

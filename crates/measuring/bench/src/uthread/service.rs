@@ -27,6 +27,10 @@ const TREE_ROOM: u64 = 3;
 const GROWTH: u64 = 6;
 /// Bytes of a warehouse.
 const WAREHOUSE: u64 = 100 << 20;
+/// Bytes of a vector of `vsearch`, as the server stores it.
+const VECTOR: u64 = 524;
+/// The index of `vsearch` is made from a sample, which lies in memory meanwhile.
+const INDEX_ROOM: u64 = 2;
 /// Requests of `scan`, as Adios has them for RocksDB. The figures there are those of the GETs.
 const MIX: &str = "get=99,scan=1";
 /// A rate has missed the target if it did so many times in a row. A burst of another program must not end the search at a rate that is far too low;
@@ -107,12 +111,13 @@ impl Setting {
         }
     }
 
-    /// Keys, items of the array, or warehouses.
+    /// Keys, items of the array, warehouses, or vectors.
     #[must_use]
     pub fn items(&self) -> u64 {
         match self.what {
             What::Kv | What::Scan => self.data_bytes / u64::from(self.value_size),
             What::Tpcc => self.data_bytes / WAREHOUSE,
+            What::Vsearch => self.data_bytes / VECTOR,
             What::Array | What::Switch => self.data_bytes / u64::from(self.item_bytes),
         }
     }
@@ -124,6 +129,7 @@ impl Setting {
             What::Kv => ROOM,
             What::Scan => TREE_ROOM,
             What::Tpcc => GROWTH,
+            What::Vsearch => INDEX_ROOM,
             What::Array | What::Switch => 1,
         };
         self.data_bytes.saturating_mul(room)
@@ -151,6 +157,7 @@ impl Setting {
                 words.push(format!("--value-bytes={}", self.value_size));
             }
             What::Tpcc => words.push(format!("--warehouses={}", self.items())),
+            What::Vsearch => words.push(format!("--items={}", self.items())),
             What::Array | What::Switch => {
                 words.push(format!("--items={}", self.items()));
                 words.push(format!("--item-bytes={}", self.item_bytes));
@@ -187,7 +194,7 @@ impl Setting {
         match self.what {
             What::Kv => words.extend([format!("--keys={KEYS}"), format!("--value-size={}", self.value_size)]),
             What::Scan => words.push(format!("--mix={MIX}")),
-            What::Array | What::Tpcc | What::Switch => {}
+            What::Array | What::Tpcc | What::Vsearch | What::Switch => {}
         }
         if self.split.generator.is_empty() {
             // It would take the processor from the server.
@@ -310,6 +317,15 @@ pub(super) mod tests {
         assert!(has(&served.server, "tpcc") && has(&served.server, "--warehouses=5"), "{:?}", served.server);
         assert!(served.options.contains(&"--items=5".into()) && served.fill.is_none());
         assert!(tpcc.setting.swap_bytes() > 4 * tpcc.setting.data_bytes);
+    }
+
+    #[test]
+    fn vectors_are_as_many_as_the_data_have_room_for() {
+        let vsearch = comparison(What::Vsearch, Load::Closed(64));
+        let served = vsearch.program(Path::new("load"), Path::new("/d"), 1, 0);
+        let items = format!("--items={}", (64 << 20) / 524);
+        assert!(has(&served.server, "vsearch") && has(&served.server, &items), "{:?}", served.server);
+        assert!(served.options.contains(&items) && served.fill.is_none() && vsearch.setting.swap_bytes() > 64 << 20);
     }
 
     #[test]

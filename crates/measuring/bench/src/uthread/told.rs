@@ -24,6 +24,16 @@ struct Told {
     generator_too_slow: String,
     ended_early: bool,
     wrong: Vec<String>,
+    /// Of `vsearch` alone.
+    quality: Option<Quality>,
+}
+
+/// What of the nearest was found.
+#[derive(Deserialize)]
+struct Quality {
+    nearest: u64,
+    recall: f64,
+    of: u64,
 }
 
 #[derive(Deserialize)]
@@ -104,6 +114,8 @@ fn outcome_of(told: Told) -> Outcome {
     // What reads a hundred values takes its time: it is the others' latency that tells how long they wait, for it too.
     let latency = latency(told.operations.iter().find(|operation| operation.name == GET).unwrap_or(&told.all));
     let Times { answered, lost, unsent, misses, .. } = told.all;
+    let recall = |Quality { nearest, recall, of }| format!("; recall@{nearest} {recall:.4} of {of} queries");
+    let recall = told.quality.map_or_else(String::new, recall);
     let mut wrong = told.wrong;
     if misses > 0 {
         wrong.push(format!("{misses} keys were not there: the server lost them"));
@@ -118,7 +130,7 @@ fn outcome_of(told: Told) -> Outcome {
         // Until the last answer.
         seconds: if told.answers_per_second > 0.0 { answered as f64 / told.answers_per_second } else { 0.0 },
         latency,
-        verified: format!("{answered} answers"),
+        verified: format!("{answered} answers{recall}"),
         wrong,
         generator_late: told.generator_too_slow,
         lost,
@@ -147,6 +159,7 @@ mod tests {
     #[test]
     fn a_recorded_result_is_read() {
         let outcome = outcome(SAMPLE).unwrap();
+        assert_eq!(outcome.verified, "995 answers");
         assert_eq!((outcome.workload.as_str(), outcome.unit.as_str()), ("uthread array", "request"));
         assert_eq!((outcome.operations, outcome.lost, outcome.unsent), (995, 3, 2));
         assert!((outcome.operations as f64 / outcome.seconds - 2000.5).abs() < 1e-6);
@@ -154,6 +167,14 @@ mod tests {
         assert_eq!(outcome.latency.quantile(0.5), Some(21_000));
         assert_eq!(outcome.latency.quantile(0.999), Some(PATIENCE_NS));
         assert!(outcome.wrong.is_empty() && outcome.generator_late.contains("2.0 %"));
+    }
+
+    #[test]
+    fn recall_is_told() {
+        let quality =
+            r#""quality": { "nearest": 10, "recall": 0.96251, "of": 80, "queries": 900, "answers": "0f" }, "wrong": []"#;
+        let outcome = outcome(&SAMPLE.replace("\"wrong\": []", quality)).unwrap();
+        assert_eq!(outcome.verified, "995 answers; recall@10 0.9625 of 80 queries");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! How a service is talked to: what is asked of a server, how that is written, and whether what it answers is right.
 
+use serde::Serialize;
+
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Request {
@@ -44,6 +46,21 @@ pub enum Id {
     Low(u16),
 }
 
+/// What answers were worth that may be more or less good.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Quality {
+    /// How many vectors were asked for each time.
+    pub nearest: u64,
+    /// Of these the share that was found, from 0 to 1.
+    pub recall: f64,
+    /// Of how many different queries that is so.
+    pub of: u64,
+    /// Different queries that were answered.
+    pub queries: u64,
+    /// What the answers to these come to: the same where each was answered as in another run.
+    pub answers: String,
+}
+
 /// How a service is talked to.
 pub trait Protocol: Sync {
     /// Makes the request of an operation and a key.
@@ -71,4 +88,9 @@ pub trait Protocol: Sync {
 
     /// Answers of requests may be missing: nothing is known of the order of writes from here on.
     fn left_open(&self) {}
+
+    /// What the answers so far were worth. `None`: each is right or wrong.
+    fn quality(&self) -> Option<Quality> {
+        None
+    }
 }

@@ -10,6 +10,9 @@ use farshore_load::workload::{number, seconds};
 use super::sizes::Sizes;
 use super::target::Target;
 
+/// Of vectors, as an option's range has it.
+const DIMENSIONS_MAX: i64 = farshore_load::vectors::DIMENSIONS_MAX as i64;
+
 /// `open`.
 #[derive(Args, Clone, PartialEq, Debug)]
 pub struct Open {
@@ -51,13 +54,13 @@ pub struct Open {
     /// Connections (UDP: sockets)
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     pub connections: u32,
-    /// Items of the server: keys, length of the array, or (tpcc) warehouses
+    /// Items of the server: keys, length of the array, vectors, or (tpcc) warehouses
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub items: u64,
     /// Which keys are asked for: uniform, or zipf:EXPONENT
     #[arg(long, value_name = "DISTRIBUTION", default_value = "uniform", value_parser = keys)]
     pub keys: Keys,
-    /// Shares of the operations, in percent or any other unit: get=90,set=10 (kv), get=99,scan=1 (scan); if not given all are GETs, and for tpcc neworder=45,payment=43,orderstatus=4,delivery=4,stocklevel=4
+    /// Shares of the operations, in percent or any other unit: get=90,set=10 (kv), get=99,scan=1 (scan); if not given all are GETs, and for tpcc neworder=45,payment=43,orderstatus=4,delivery=4,stocklevel=4; vsearch has one, search
     #[arg(long, value_name = "OPERATION=SHARE,...", value_parser = mix)]
     pub mix: Option<Mix>,
     /// kv: bytes of a key
@@ -72,6 +75,24 @@ pub struct Open {
     /// kv: a key that is missing after --fill was evicted, which is not wrong
     #[arg(long)]
     pub allow_misses: bool,
+    /// vsearch: numbers of a vector
+    #[arg(long, value_name = "N", default_value_t = 128, conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..=DIMENSIONS_MAX))]
+    pub dimensions: u32,
+    /// vsearch: the server's vectors, and the queries behind them, are those of FILE.fvecs or FILE.bvecs
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// vsearch: different queries, from which --keys draws
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub queries: u32,
+    /// vsearch: the first N queries have their nearest vectors found beforehand, by looking at all of them; recall is told of these
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub recall_of: u32,
+    /// vsearch: how many of the nearest vectors are asked for
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub nearest: u32,
+    /// vsearch: lists that a search reads [default: as the server was told]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub probes: Option<u32>,
     /// An answer that has not come after this time is lost
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub timeout: Duration,
@@ -112,6 +133,8 @@ pub enum Kind {
     Scan,
     /// TPC-C: its five transactions
     Tpcc,
+    /// The nearest vectors: Redis' FT.SEARCH
+    Vsearch,
 }
 
 /// How keys are drawn.

@@ -216,6 +216,7 @@ impl<'a> Session<'a> {
         let Outcome { record, wrong } = self.measure(mode, warmup..end)?;
         let mut run = Run::new(self.args, rate, self.service.ops, &record);
         run.ended_early = self.stop.load(Relaxed);
+        run.quality = self.service.protocol.quality();
         run.wrong = wrong;
         Ok((run, record))
     }

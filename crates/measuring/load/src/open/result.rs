@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::args::Open;
 use super::record::{Op, Record};
+use crate::generator::protocol::Quality;
 
 /// A run at one rate.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -45,6 +46,9 @@ pub struct Run {
     pub generator_too_slow: String,
     /// The share of its time that a thread of the generator waited for a processor: the largest.
     pub waited_for_processor: f64,
+    /// `vsearch`: what was found of what was looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
     /// Whether the user ended it.
     pub ended_early: bool,
     /// What was wrong; empty if all was right.
@@ -152,6 +156,7 @@ impl Run {
             sent_in_time: record.in_time(),
             generator_too_slow: record.too_slow(),
             waited_for_processor: record.waited,
+            quality: None,
             ended_early: false,
             wrong: Vec::new(),
         }
@@ -185,6 +190,11 @@ impl Run {
             let Lag { p50, p99, max } = self.lag;
             let share = self.sent_in_time * 100.0;
             lines.push(format!("  lag      p50 {p50:.1} us, p99 {p99:.1} us, max {max:.1} us; {share:.2} % sent in time"));
+        }
+        if let Some(Quality { nearest, recall, of, queries, answers }) = &self.quality {
+            lines.push(format!(
+                "  recall@{nearest} {recall:.4} of {of} queries; the answers to {queries} queries come to {answers}"
+            ));
         }
         if self.window_full {
             lines.push("  the server cannot keep up: too many requests were under way (--window)".into());

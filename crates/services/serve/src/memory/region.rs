@@ -1,7 +1,7 @@
 //! Big anonymous mappings of shared, plain old data.
 
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 
 use bytemuck::Zeroable;
@@ -9,14 +9,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// A mapping of `T`s that are zeroes at first. Addresses are reserved at once; memory is taken page by page, as it is touched.
 ///
-/// `T` is made of atomics (it is shared and there are no exclusive borrows), so that whatever is done with it is no data race.
+/// What is written while it is shared is made of atomics, so that whatever is done with it is no data race. What is filled first, and only read once it is
+/// shared, may be plain numbers.
 #[derive(Debug)]
 pub struct Region<T> {
     start: NonNull<T>,
     length: usize,
 }
 
-// SAFETY: it owns its memory, and gives out shared borrows alone.
+// SAFETY: it owns its memory, and gives out borrows as a vector does: shared ones for a shared borrow of itself, an exclusive one for an exclusive one.
 unsafe impl<T: Send + Sync> Send for Region<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Region<T> {}
@@ -45,8 +46,17 @@ impl<T> Deref for Region<T> {
     fn deref(&self) -> &[T] {
         #[cfg(test)]
         super::comes_from_far();
-        // SAFETY: `length` zeroed `T`s at a page's start, which `T: Zeroable` makes valid, for as long as this lives; there are no exclusive borrows.
+        // SAFETY: `length` zeroed `T`s at a page's start, which `T: Zeroable` makes valid, for as long as this lives; an exclusive borrow of them is one of
+        // this, of which there is none now.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl<T> DerefMut for Region<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and nobody else borrows them: they are this one's own, which is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }
 
@@ -71,5 +81,8 @@ mod tests {
         region[77].store(5, Ordering::Relaxed);
         assert_eq!(region[77].load(Ordering::Relaxed), 5);
         assert!(Region::<AtomicU64>::new(usize::MAX / 4).is_err());
+        let mut plain: Region<u32> = Region::new(5000).unwrap();
+        plain[4999] = 7;
+        assert_eq!(plain.iter().sum::<u32>(), 7);
     }
 }

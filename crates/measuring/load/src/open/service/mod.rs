@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`words`] | `array` and `scan`: messages of words |
 //! | [`tpcc`] | `tpcc`: the transactions of TPC-C, and the sums in their answers |
+//! | [`vsearch`] | `vsearch`: `FT.SEARCH` of Redis, and the nearest vectors |
 //! | [`kv`] | `kv`: memcached's text protocol, values that are known by key and version |
 
 pub mod kv;
 pub mod tpcc;
+pub mod vsearch;
 pub mod words;
 
 use std::ops::Range;
@@ -48,12 +50,14 @@ impl Service {
             Kind::Kv => &["get", "set"],
             Kind::Scan => &["get", "scan"],
             Kind::Tpcc => tpcc::OPS,
+            Kind::Vsearch => vsearch::OPS,
         };
         let protocol: Box<dyn Protocol> = match args.service {
             Kind::Array => Box::new(words::Array),
             Kind::Scan => Box::new(words::Scan { items: args.items }),
             Kind::Kv => Box::new(kv::Kv::new(args)?),
             Kind::Tpcc => Box::new(tpcc::Tpcc::new(args)?),
+            Kind::Vsearch => Box::new(vsearch::Vsearch::new(args)?),
         };
         if args.service != Kind::Kv && args.fill {
             return Err("--fill is for kv: other services have their data already".into());
@@ -61,13 +65,9 @@ impl Service {
         let of_tpcc = || Mix(ops.iter().zip(tpcc::MIX).map(|(op, share)| ((*op).to_owned(), share)).collect());
         let mix = args.mix.clone().or_else(|| (args.service == Kind::Tpcc).then(of_tpcc));
         let shares = shares(ops, mix.as_ref())?;
-        Ok(Service {
-            ops,
-            shares,
-            keys: KeyDraw::new(args.items, args.keys)?,
-            connections: u64::from(args.connections),
-            protocol,
-        })
+        // A query is known by its number.
+        let keys = if args.service == Kind::Vsearch { args.queries.into() } else { args.items };
+        Ok(Service { ops, shares, keys: KeyDraw::new(keys, args.keys)?, connections: u64::from(args.connections), protocol })
     }
 
     /// The next request of a thread that has the connections `own`, of which it is `turn`'s turn; and its connection.
@@ -165,7 +165,8 @@ pub fn most_under_way(kind: Kind, transport: Transport, window: u32) -> usize {
 /// The share of each operation and those before it.
 fn shares(ops: &[&str], mix: Option<&Mix>) -> Result<Vec<f64>, String> {
     let mut shares = vec![0.0; ops.len()];
-    for (name, share) in mix.map_or(&[("get".to_owned(), 1.0)][..], |mix| &mix.0[..]) {
+    let first = [(ops.first().copied().unwrap_or_default().to_owned(), 1.0)];
+    for (name, share) in mix.map_or(&first[..], |mix| &mix.0[..]) {
         let wrong = || format!("invalid --mix: the service has no operation {name:?}, only {}", ops.join(", "));
         shares[ops.iter().position(|op| op == name).ok_or_else(wrong)?] += share;
     }
@@ -185,6 +186,7 @@ mod tests {
     #[test]
     fn operations_have_their_shares() {
         assert_eq!(shares(&["get", "set"], None), Ok(vec![1.0, 1.0]));
+        assert_eq!(shares(&["search"], None), Ok(vec![1.0]));
         let mix = Mix(vec![("set".into(), 1.0), ("get".into(), 3.0)]);
         assert_eq!(shares(&["get", "set"], Some(&mix)), Ok(vec![0.75, 1.0]));
         assert!(shares(&["get"], Some(&mix)).is_err_and(|said| said.contains("set")));
