@@ -121,7 +121,7 @@ def test_answers():
     stored, queries = vectors(FEW, 1), vectors(10, 2)
     for kind in (".bvecs", ".fvecs"):
         with written(stored, kind) as name:
-            with Server("vsearch", "--file", name, "--items", str(FEW), "--lists", str(FEW_LISTS), "--workers", "2") as server:
+            with Server("vsearch", "--file", name, "--items", str(FEW), "--lists", str(FEW_LISTS), "--probes", str(FEW_LISTS), "--workers", "2") as server:
                 with server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
                     u.settimeout(ANSWER_SECONDS)
                     for query in queries + stored[:3]:
@@ -246,7 +246,7 @@ def test_nonsense():
     stored, query = vectors(FEW, 1), vectors(1, 4)[0]
     right = answer(nearest(stored, query, 3))
     good = search(query, 3)
-    with written(stored, ".bvecs") as name, Server("vsearch", "--file", name, "--items", str(FEW), "--lists", str(FEW_LISTS)) as server:
+    with written(stored, ".bvecs") as name, Server("vsearch", "--file", name, "--items", str(FEW), "--lists", str(FEW_LISTS), "--probes", str(FEW_LISTS - 1)) as server:
         with server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
             u.settimeout(ANSWER_SECONDS)
             lines = [command("NONSENSE"), command("FT.SEARCH"), command("FT.SEARCH", "vectors"), search(query[:-1], 3), search(query + [1], 3), search([float("nan")] * NUMBERS, 3),
@@ -276,8 +276,11 @@ def test_nonsense():
             for bad in (b"", b"1234567", b"12345678", b"12345678PING\r\n", b"12345678" + command("VERIFY"), b"12345678" + good[:-1], b"12345678" + good + b"x", bytes(2000),
                         random.Random(5).randbytes(100)):
                 u.sendto(bad, server.udp)
+            # One datagram of somebody else is no long work either.
             u.sendto(b"abcdefgh" + good, server.udp)
-            expect(u.recvfrom(2048)[0] == b"abcdefgh" + right, "UDP after nonsense")
+            expect(u.recvfrom(2048)[0].startswith(b"abcdefgh-ERR NPROBE: over UDP"), "more lists than the server reads by itself")
+            u.sendto(b"abcdefgh" + search(query, 3, probes=FEW_LISTS - 1), server.udp)
+            expect(u.recvfrom(2048)[0].startswith(b"abcdefgh*7\r\n"), "UDP after nonsense")
             # One datagram of somebody else is no long answer.
             u.sendto(b"abcdefgh" + search(query, 100, "LIMIT", 0, 100), server.udp)
             expect(u.recvfrom(2048)[0].startswith(b"abcdefgh-ERR the answer is too long for UDP"), "a long answer")
@@ -353,7 +356,7 @@ def test_ends():
 def test_errors():
     """Wrong options, and files that are none: one line that says what to do."""
     for wrong in (["--items", "0"], ["--items", "5G"], ["--dimensions", "0"], ["--dimensions", "1025"], ["--lists", "0"], ["--lists", "11", "--items", "10"],
-                  ["--probes", "0"], ["--probes", "11", "--lists", "10"], ["--wait", "never"], ["--dimensions", "3", "--file", "x.bvecs"]):
+                  ["--probes", "0"], ["--probes", "11", "--lists", "10"], ["--wait", "never"], ["--max-udp-answer", "2041"], ["--dimensions", "3", "--file", "x.bvecs"]):
         done = subprocess.run([OPTIONS.serve, "vsearch", *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
         expect(done.returncode == 2 and wrong[0].encode() in done.stderr, (wrong, done))
     with written(vectors(FEW, 1), ".bvecs") as name, tempfile.NamedTemporaryFile(suffix=".fvecs") as empty:

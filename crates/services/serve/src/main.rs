@@ -228,7 +228,7 @@ struct VsearchOptions {
     /// Numbers of a vector that is made
     #[arg(long, value_name = "N", default_value_t = 128, conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..=DIMENSIONS_MAX as i64))]
     dimensions: u32,
-    /// Take the vectors of FILE.fvecs or FILE.bvecs, as TEXMEX gives them away; it is read twice, and not needed any more when the server is ready
+    /// Take the vectors of FILE.fvecs or FILE.bvecs, as TEXMEX gives them away; it is read three times, must not change meanwhile, and is not needed any more when the server is ready
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Lists into which the vectors are divided [default: the square root of --items]
@@ -237,7 +237,7 @@ struct VsearchOptions {
     /// Lists that a search reads: with more of them it finds more of the nearest, and takes longer [default: 8, or all if there are fewer]
     #[arg(long, value_name = "N", value_parser = size)]
     probes: Option<usize>,
-    /// The longest answer over UDP, whose sender may be forged; searches that may have a longer one are refused
+    /// The longest answer over UDP, whose sender may be forged, at most 2040 bytes; searches that may have a longer one are refused there, and those that want to read more lists than --probes
     #[arg(long, value_name = "SIZE", default_value = "1392", value_parser = size)]
     max_udp_answer: usize,
 }
@@ -343,6 +343,10 @@ fn vsearch(options: &VsearchOptions) -> Result<(), String> {
         wrong(format!("--lists {lists}: want 1 to {}", LISTS_MAX.min(*items)));
     }
     let probes = probes.unwrap_or(lists.min(PROBES));
+    let most = service::REQUEST_MAX - 8;
+    if *max_udp_answer > most {
+        wrong(format!("--max-udp-answer {max_udp_answer}: an answer has at most {most} bytes over UDP"));
+    }
     if probes > lists {
         wrong(format!("--probes {probes}: there are {lists} lists"));
     }

@@ -1,8 +1,9 @@
 //! Centroids and lists: how they are made, and searched.
 
+use std::ops::Range;
 use std::{fmt, io};
 
-use farshore_load::vectors::{Nearest, Vectors, distance, stride};
+use farshore_load::vectors::{Nearest, Vectors, stride};
 use farshore_uthread::{checkpoint, stopping};
 
 use super::cells;
@@ -21,10 +22,10 @@ pub const LISTS_MAX: usize = 65_536;
 pub struct Index {
     dimensions: usize,
     stride: usize,
-    /// One after the other.
-    centroids: Vec<f32>,
-    /// Where each list begins, and where the last one ends.
-    starts: Vec<usize>,
+    lists: usize,
+    vectors: usize,
+    /// The centroids. The id of each says where its list begins; one more says where the last list ends. They may be far as well, so they have checks.
+    centroids: Rows,
     rows: Rows,
     /// What happened.
     pub counters: Counters,
@@ -53,7 +54,7 @@ impl fmt::Display for Error {
 /// Why a search has no result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failed {
-    /// The vector at this place is not what was stored there.
+    /// The vector at this place, or the centroid of the list of this number, is not what was stored there.
     Damaged(usize),
     /// The runtime ends.
     Stopped,
@@ -79,7 +80,7 @@ impl Index {
             }
             cells::centroids(&sample, stride, lists, threads)
         };
-        let cell = |part: std::ops::Range<usize>| {
+        let cell = |part: Range<usize>| {
             let mut vector = vec![0.0; stride];
             let cell = |number: usize| {
                 vectors.get(number as u64, &mut vector)?;
@@ -103,7 +104,23 @@ impl Index {
             rows.put(*end, id, &vector);
             *end += 1;
         }
-        Ok(Index { dimensions: vectors.dimensions(), stride, centroids, starts, rows, counters: Counters::default() })
+        let mut rows_of_centroids = Rows::new(lists + 1, stride).map_err(Error::Memory)?;
+        let last = vec![0.0; stride];
+        let all = centroids.chunks_exact(stride).chain([&last[..]]);
+        for ((list, centroid), start) in all.enumerate().zip(&starts) {
+            // There are not more places than vectors, whose numbers are ids.
+            rows_of_centroids.put(list, *start as u32, centroid);
+        }
+        let centroids = rows_of_centroids;
+        Ok(Index {
+            dimensions: vectors.dimensions(),
+            stride,
+            lists,
+            vectors: count,
+            centroids,
+            rows,
+            counters: Counters::default(),
+        })
     }
 
     /// Numbers of a vector.
@@ -118,12 +135,12 @@ impl Index {
 
     /// How many lists there are.
     pub fn lists(&self) -> usize {
-        self.starts.len() - 1
+        self.lists
     }
 
     /// How many vectors there are.
     pub fn vectors(&self) -> usize {
-        self.starts[self.lists()]
+        self.vectors
     }
 
     /// Of the vectors in the `probes` nearest lists the `most` nearest, with their distances.
@@ -132,13 +149,13 @@ impl Index {
     /// Why it has no result.
     pub fn search(&self, query: &[f32], most: usize, probes: usize) -> Result<Vec<(f32, u32)>, Failed> {
         let mut lists = Nearest::new(probes);
-        for (list, centroid) in (0..).zip(self.centroids.chunks_exact(self.stride)) {
-            lists.offer(distance(centroid, query), list);
+        for list in 0..self.lists {
+            lists.offer(self.look(&self.centroids, list, query)?.0, list as u32);
         }
         let (mut nearest, mut read) = (Nearest::new(most), 0);
         for (_, list) in lists.sorted() {
-            for place in self.starts[list as usize]..self.starts[list as usize + 1] {
-                let (far, id) = self.look(place, query)?;
+            for place in self.list(list as usize, query)? {
+                let (far, id) = self.look(&self.rows, place, query)?;
                 nearest.offer(far, id);
                 read += 1;
             }
@@ -155,26 +172,44 @@ impl Index {
     /// If one is not what was stored, or the runtime ends.
     pub fn verify(&self) -> Result<usize, Failed> {
         let query = vec![0.0; self.stride];
-        (0..self.vectors()).try_for_each(|place| self.look(place, &query).map(drop))?;
-        Ok(self.vectors())
+        let mut vectors = 0;
+        for list in 0..self.lists {
+            for place in self.list(list, &query)? {
+                self.look(&self.rows, place, &query)?;
+                vectors += 1;
+            }
+        }
+        Ok(vectors)
     }
 
-    fn look(&self, place: usize, query: &[f32]) -> Result<(f32, u32), Failed> {
+    /// Where a list is.
+    fn list(&self, list: usize, query: &[f32]) -> Result<Range<usize>, Failed> {
+        let place = |list| Ok(self.look(&self.centroids, list, query)?.1 as usize);
+        Ok(place(list)?..place(list + 1)?)
+    }
+
+    fn look(&self, rows: &Rows, place: usize, query: &[f32]) -> Result<(f32, u32), Failed> {
         if place.is_multiple_of(TURN) {
             checkpoint();
             if stopping() {
                 return Err(Failed::Stopped);
             }
         }
-        self.rows.look(place, query).ok_or_else(|| {
+        rows.look(place, query).ok_or_else(|| {
             self.counters.add(Count::Damaged);
             Failed::Damaged(place)
         })
     }
 
-    /// The rows, for tests that change them.
+    /// The vectors, for tests that change them.
     #[cfg(test)]
     pub fn rows(&mut self) -> &mut Rows {
         &mut self.rows
+    }
+
+    /// The centroids, for tests that change them.
+    #[cfg(test)]
+    pub fn centroids(&mut self) -> &mut Rows {
+        &mut self.centroids
     }
 }

@@ -9,9 +9,8 @@
 //! words that were compared. So a row with another word in it is no answer but an error; and so is a whole row of somewhere else, or of another time, which
 //! a check over its words alone would take for right.
 //!
-//! A lane adds up its words, *folded*, and these sums. One word that is another one changes the first sum, and so the check. Two that are exchanged change the second by
-//! how far they are apart, times the difference of what they are folded to. Numbers such as 2.0 have bits at their upper end alone, and such a product would often be
-//! lost: so the upper half of a word is folded into the lower one. What is left are pairs of odd numbers whose difference is a multiple of 2^25; the engine's own checksums of pages are below all this.
+//! A lane takes its words in one after the other: each step mixes the word with all before it, and no two words take a step to the same. So one word that is another one
+//! always changes its lane. Sums would not do: what changes the uppermost bits of words, such as the signs of numbers, is lost in them.
 
 use std::io;
 
@@ -34,30 +33,21 @@ pub struct Rows {
 
 /// What a row's lanes come to.
 #[derive(Clone, Copy, Default)]
-struct Sums {
-    words: [u32; LANES],
-    sums: [u32; LANES],
-}
-
-/// No two words are folded to the same.
-#[inline]
-fn folded(word: u32) -> u32 {
-    word ^ word >> 15
-}
+struct Sums([u32; LANES]);
 
 impl Sums {
     #[inline]
     fn add(&mut self, lane: usize, word: u32) {
-        self.words[lane] = self.words[lane].wrapping_add(folded(word));
-        self.sums[lane] = self.sums[lane].wrapping_add(self.words[lane]);
+        // An odd number, so that the step can be undone; the shift brings the upper bits, which a multiplication leaves alone, to the lower ones.
+        let mixed = (self.0[lane] ^ word).wrapping_mul(0x9e37_79b1);
+        self.0[lane] = mixed ^ mixed >> 15;
     }
 
     #[inline]
     fn check(&self, place: usize, id: u32) -> u64 {
         let mut check = mix((place as u64) << 32 | u64::from(id));
         for lane in 0..LANES {
-            let both = u64::from(self.words[lane]) | u64::from(self.sums[lane]) << 32;
-            check = check.wrapping_add(mix(both ^ LANE.wrapping_mul(lane as u64 + 1)));
+            check = check.wrapping_add(mix(u64::from(self.0[lane]) ^ LANE.wrapping_mul(lane as u64 + 1)));
         }
         check
     }
@@ -162,24 +152,29 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_that_are_exchanged_are_missed_however_far_they_are_apart() {
-        let most = u32::try_from(farshore_load::vectors::DIMENSIONS_MAX / LANES).unwrap();
-        let numbers: Vec<u32> = (-255..=255_i16).map(|number| folded(f32::from(number).to_bits())).collect();
-        for (n, one) in numbers.iter().enumerate() {
-            for other in &numbers[..n] {
-                let apart = one.wrapping_sub(*other);
-                assert!((1..=most).all(|far| apart.wrapping_mul(far) != 0), "{one:x} and {other:x}");
-            }
-        }
-        // And in a row.
+    fn what_sums_would_not_see_is_missed() {
         let wide = 128;
-        let mut numbers = vec![1.0; wide];
+        let mut numbers: Vec<f32> = (0..wide).map(|n| (n % 7) as f32).collect();
         (numbers[8], numbers[40]) = (0.0, 2.0);
         let mut rows = Rows::new(1, wide).unwrap();
         rows.put(0, 5, &numbers);
-        assert!(rows.look(0, &numbers).is_some());
-        rows.words().swap(HEAD + 8, HEAD + 40);
-        assert_eq!(rows.look(0, &numbers), None);
+        let good = rows.words().to_vec();
+        let mut missed = |change: &dyn Fn(&mut [u32])| {
+            rows.words().copy_from_slice(&good);
+            assert!(rows.look(0, &numbers).is_some());
+            change(&mut rows.words()[HEAD..]);
+            assert_ne!(&good[..], &rows.words()[..], "nothing is changed");
+            assert_eq!(rows.look(0, &numbers), None);
+        };
+        missed(&|words| words.swap(8, 40));
+        missed(&|words| words.iter_mut().for_each(|word| *word ^= 1 << 31));
+        missed(&|words| words.iter_mut().step_by(2).for_each(|word| *word |= 1 << 31));
+        // Signs of a lane, two and four of them at any distance.
+        for far in 1..wide / LANES {
+            for count in [2, 4] {
+                missed(&|words| words.iter_mut().step_by(far * LANES).take(count).for_each(|word| *word ^= 1 << 31));
+            }
+        }
     }
 
     #[test]

@@ -73,6 +73,10 @@ impl Server {
             Ok(search) if longest(&search) > self.max_udp_answer => {
                 self.refuse("the answer is too long for UDP: ask by TCP", &mut answer)
             }
+            // A datagram costs its sender nothing, who may be forged: no more work than the server's own measure.
+            Ok(search) if search.probes.is_some_and(|probes| probes > self.probes) => {
+                self.refuse(&format!("NPROBE: over UDP a search reads {} lists at most: ask by TCP", self.probes), &mut answer)
+            }
             Ok(search) => {
                 // Who asked is told.
                 let _ = self.search(&search, &mut answer);
@@ -169,7 +173,9 @@ impl Server {
 
     fn failed(&self, failed: Failed, to: &mut Vec<u8>) {
         match failed {
-            Failed::Damaged(place) => to.error(format_args!("DAMAGED the vector at place {place} is not what was stored there")),
+            Failed::Damaged(place) => {
+                to.error(format_args!("DAMAGED the vector or the centroid at place {place} is not what was stored there"))
+            }
             Failed::Stopped => to.error("ERR the server is told to end"),
         }
     }

@@ -11,6 +11,6 @@ counters! {
     Rows "vectors_read",
     /// Commands that were not done.
     Refused "refused",
-    /// Searches that met a vector that is not what was stored.
+    /// Vectors and centroids that were not what was stored, however they were met.
     Damaged "damaged",
 }

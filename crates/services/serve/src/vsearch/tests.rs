@@ -96,10 +96,18 @@ fn what_is_damaged_is_no_answer() {
     assert_eq!(index.verify(), Err(Failed::Damaged(700)));
     assert_eq!(index.search(&vector(3), 10, LISTS), Err(Failed::Damaged(700)));
     assert_eq!(index.counters.get(Count::Damaged), 2);
+    // A centroid, and where a list begins or ends.
+    for (list, word) in [(0, 9), (LISTS - 1, 20), (3, 0), (LISTS, 0)] {
+        let mut index = self::index(1);
+        let words = index.centroids().words().len() / (LISTS + 1);
+        index.centroids().words()[list * words + word] ^= 1;
+        assert_eq!(index.verify(), Err(Failed::Damaged(list)), "word {word} of list {list}");
+        assert_eq!(index.search(&vector(3), 10, LISTS), Err(Failed::Damaged(list)));
+    }
     let mut answers = Vec::new();
     let server = Server::new(index, LISTS, 1392);
     server.feed(&command(&vector(3), 10, ""), &mut answers, &mut |_| Ok(())).unwrap();
-    assert!(answers.starts_with(b"-DAMAGED the vector at place 700"), "{}", String::from_utf8_lossy(&answers));
+    assert!(answers.starts_with(b"-DAMAGED the vector or the centroid at place 700"), "{}", String::from_utf8_lossy(&answers));
 }
 
 /// Unithreads that are switched away from in the midst of searches: see `memory::comes_from_far`.
