@@ -223,7 +223,7 @@ def test_nodes_are_killed(request):
         def under_load(kill):
             nonlocal answered
             before = stats(server)["searches"]
-            load = Load(server, "vsearch", "tcp", *ASKED, "--closed=16", "--seconds=6")
+            load = Load(server, "vsearch", "tcp", *ASKED, "--closed=16", "--seconds=10")
             # It finds the nearest of its queries first.
             deadline = time.monotonic() + TEST_SECONDS
             while stats(server)["searches"] < before + 20:
@@ -231,7 +231,7 @@ def test_nodes_are_killed(request):
                 time.sleep(0.05)
             kill()
             expect(load.process.poll() is None, "it was over before the node was known to be down")
-            result = load.done(6)
+            result = load.done(10)
             same_answers(result)
             answered += result["all"]["answered"]
             holds(server)
