@@ -19,17 +19,6 @@ pub(super) const TOP_SHIFT: u32 = 61;
 pub(super) const TOP: u64 = 0x7 << TOP_SHIFT;
 /// The most chances that a page can have.
 pub const CHANCES_MAX: u8 = 7;
-/// The first of the most chances that a page can have is taken while the last of so many memories full of pages leaves: a power of two.
-pub const LASTS_FOR: u32 = 16;
-
-/// How often evictors pass a page with so many chances over, on average, until it has none.
-#[must_use]
-pub const fn passes(chances: u8) -> u32 {
-    match chances {
-        CHANCES_MAX.. => CHANCES_MAX as u32 - 1 + LASTS_FOR / 2,
-        fewer => fewer as u32,
-    }
-}
 
 /// State of a page. The numbers are the bits of the word; `Untouched` is 0 so that
 /// fresh zeroed memory is a table of untouched pages.

@@ -3,7 +3,7 @@
 //! 1. Pages that are wished to leave ([`crate::wishes`]), whether frames are short or not.
 //! 2. When frames are short, pages that a policy expects to be used late ([`crate::expected`]).
 //! 3. Pages that the hands come by ([`super::partition`]). They pass over granules of a loop that stay ([`super::loops`]), pages that are wished
-//!    to stay, and pages that are expected soon. Few of those with the most chances lose one.
+//!    to stay, and pages that are expected soon.
 //!
 //! Whatever the hands pass over leaves as any other page where nothing else is found. So nobody's wish or estimate stops a batch: what is
 //! spent on passing pages over is bounded, by [`GRANULES_A_BATCH`] and [`WALKS_OVER_SOON`].
@@ -120,8 +120,7 @@ impl<W: World> Evictor<'_, W> {
                 }
                 let stay = if keeping { self.staying(g.id) } else { NO_PAGES };
                 let marks = if keeping { engine.expected.of(g.id) } else { Marks::NONE };
-                let which = Which::AllBut { stay, marks };
-                let look = engine.select(&g, from, room, dirty_max, which, &mut self.victims);
+                let look = engine.select(&g, from, room, dirty_max, Which::AllBut { stay, marks }, &mut self.victims);
                 passed_soon |= look.passed_soon;
                 if look.next < GRANULE_PAGES {
                     walk.stay_at(look.next);

@@ -22,7 +22,7 @@ use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, Policy, Verdict, World};
 use farshore_core::table::GranuleRef;
-use farshore_core::word::{AtomicWord, BeginEvict, CHANCES_MAX, Collateral, LASTS_FOR, Release, State, Word};
+use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
 /// Between two victims there may be this many writable pages before two calls are better than one: each such page may
 /// cost a fault when it is written next, and a call costs a TLB flush.
@@ -55,12 +55,6 @@ fn add(bits: &mut Bits, index: usize) {
     bits[index / 64] |= 1 << (index % 64);
 }
 
-/// Whether a page with the most chances loses one when so many memories full of pages have left: it does in one in [`LASTS_FOR`] of such times, by the uppermost
-/// bits of a multiplication by 2^64 / golden ratio. However fast a hand goes round among pages that stay, the others stay.
-fn loses_first(page: Page, fulls: u64) -> bool {
-    (page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - LASTS_FOR.ilog2())) == fulls % u64::from(LASTS_FOR)
-}
-
 /// What a look at a granule found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
@@ -89,8 +83,6 @@ impl<W: World> Engine<W> {
         let mut look = Look { next: from, populated: false, passed_soon: false };
         let (mut soon_passed, mut late_taken) = (NO_PAGES, NO_PAGES);
         let some_are_closed = self.health.some_are_closed();
-        // How many memories full of pages have left.
-        let fulls = self.evictors.loops.left() / self.frames().limit().max(1);
         while look.next < GRANULE_PAGES && victims.len() < room {
             let index = look.next;
             let word = &g.words[index];
@@ -112,9 +104,6 @@ impl<W: World> Engine<W> {
                 Verdict::EvictUnlessChances => !late,
                 Verdict::Evict => false,
             };
-            if chances && now.chances() == CHANCES_MAX && !loses_first(page, fulls) {
-                continue;
-            }
             // Chances are used up first: so it stays for longer than a page with as many of which nothing is expected.
             if soon && !(chances && now.chances() > 0) {
                 add(&mut soon_passed, index);

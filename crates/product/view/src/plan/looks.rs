@@ -31,7 +31,6 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::LazyLock;
 
-use farshore_core::word::passes;
 use farshore_replay::sample::Sample;
 
 use super::ghosts::Mixed;
@@ -346,7 +345,7 @@ impl Looks {
         }
         // An evictor came by as often as it passed the page over, and once more. Who is asked to leave is not passed over.
         let since = self.chances.remove(&page).filter(|_| !asked).unwrap_or_default();
-        let before = self.away.insert(page, Away { since_ns: ns, asked, looks: 1.0 + f64::from(passes(since.chances)), since });
+        let before = self.away.insert(page, Away { since_ns: ns, asked, looks: 1.0 + f64::from(since.chances), since });
         self.asked = self.asked + usize::from(asked) - usize::from(before.is_some_and(|before| before.asked));
         if (self.away.len() - self.asked).max(self.chances.len()) > self.most {
             self.sample.thin_out();
