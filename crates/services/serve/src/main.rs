@@ -343,7 +343,7 @@ fn vsearch(options: &VsearchOptions) -> Result<(), String> {
         wrong(format!("--lists {lists}: want 1 to {}", LISTS_MAX.min(*items)));
     }
     let probes = probes.unwrap_or(lists.min(PROBES));
-    let most = service::REQUEST_MAX - 8;
+    let most = service::REQUEST_MAX - service::NUMBER;
     if *max_udp_answer > most {
         wrong(format!("--max-udp-answer {max_udp_answer}: an answer has at most {most} bytes over UDP"));
     }

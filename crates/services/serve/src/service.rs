@@ -21,6 +21,8 @@ pub const BUFFER: usize = 16 << 10;
 const STACK_BYTES: usize = 128 << 10;
 /// Bytes of the longest datagram, and of its unithread's buffer, where the answer is made.
 pub const REQUEST_MAX: usize = 2048;
+/// Bytes of the request's number, which datagrams of services of our own begin with.
+pub const NUMBER: usize = 8;
 /// Unithreads besides those for connections and datagrams: acceptors, receivers.
 const SPARE_UNITHREADS: usize = 8;
 /// Bytes of datagrams that wait in the kernel.

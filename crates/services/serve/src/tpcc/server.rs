@@ -19,10 +19,8 @@ use super::protocol::{LINE_MAX, Request, parse};
 use super::rows::{LINES, text};
 use super::stats::{Count, NAMES};
 use super::work::{self, NewOrder, Placed, Status};
-use crate::service::{BUFFER, Connections, Service, Stream};
+use crate::service::{BUFFER, Connections, NUMBER, Service, Stream};
 
-/// Bytes of the number that a datagram begins with.
-const NUMBER: usize = 8;
 /// What of an answer's place is left at least before the answers are sent.
 const ANSWER_MAX: usize = 4096;
 

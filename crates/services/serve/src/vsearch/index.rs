@@ -104,20 +104,19 @@ impl Index {
             rows.put(*end, id, &vector);
             *end += 1;
         }
-        let mut rows_of_centroids = Rows::new(lists + 1, stride).map_err(Error::Memory)?;
+        let mut checked = Rows::new(lists + 1, stride).map_err(Error::Memory)?;
         let last = vec![0.0; stride];
         let all = centroids.chunks_exact(stride).chain([&last[..]]);
         for ((list, centroid), start) in all.enumerate().zip(&starts) {
             // There are not more places than vectors, whose numbers are ids.
-            rows_of_centroids.put(list, *start as u32, centroid);
+            checked.put(list, *start as u32, centroid);
         }
-        let centroids = rows_of_centroids;
         Ok(Index {
             dimensions: vectors.dimensions(),
             stride,
             lists,
             vectors: count,
-            centroids,
+            centroids: checked,
             rows,
             counters: Counters::default(),
         })

@@ -1,7 +1,7 @@
 //! The nearest vectors of a query: an inverted file of whole vectors (Faiss calls it `IVFFlat`), in memory that may be far away.
 //!
 //! The space is divided into cells, each around a centroid. The vectors of a cell are its *list*: they lie in a row, in far memory. A search compares the
-//! query with all centroids, which are few and stay near, and reads the lists of the nearest ones (*probes*). A vector that lies in another list is missed:
+//! query with all centroids, which are few and are used all the time, and reads the lists of the nearest ones (*probes*). A vector that lies in another list is missed:
 //! the share that is found is the *recall*.
 //!
 //! | module | what it does |
@@ -11,7 +11,7 @@
 //! | [`server`] | connections, datagrams, commands |
 //! | [`index`] | centroids and lists: how they are made, and searched |
 //! | [`cells`] | the centroids, by k-means |
-//! | [`rows`] | vectors as they lie in far memory: **each has a check, which is looked at whenever it is read** |
+//! | [`rows`] | vectors and centroids as they lie in far memory: **each has a check, which is looked at whenever it is read** |
 //! | [`stats`] | what happened |
 //!
 //! **Where a search may leave its worker.** At any access to a row, a centroid, or what it has itself on the heap. It holds no lock and has no thread-local

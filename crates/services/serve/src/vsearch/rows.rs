@@ -5,7 +5,7 @@
 //!        id    check    the vector's numbers, up to a multiple of the lanes
 //! ```
 //!
-//! **The check** is a sum over the row's words, its id and its *place*. Whoever compares a row with a query looks at it, in the same pass and over the very
+//! **The check** is made of the row's words, its id and its *place*. Whoever compares a row with a query looks at it, in the same pass and over the very
 //! words that were compared. So a row with another word in it is no answer but an error; and so is a whole row of somewhere else, or of another time, which
 //! a check over its words alone would take for right.
 //!
@@ -33,9 +33,9 @@ pub struct Rows {
 
 /// What a row's lanes come to.
 #[derive(Clone, Copy, Default)]
-struct Sums([u32; LANES]);
+struct Lanes([u32; LANES]);
 
-impl Sums {
+impl Lanes {
     #[inline]
     fn add(&mut self, lane: usize, word: u32) {
         // An odd number, so that the step can be undone; the shift brings the upper bits, which a multiplication leaves alone, to the lower ones.
@@ -67,12 +67,12 @@ impl Rows {
     /// Writes a row.
     pub fn put(&mut self, place: usize, id: u32, vector: &[f32]) {
         let row = &mut self.words[place * self.row_words..][..self.row_words];
-        let mut sums = Sums::default();
+        let mut lanes = Lanes::default();
         for (at, (word, number)) in row[HEAD..].iter_mut().zip(vector).enumerate() {
             *word = number.to_bits();
-            sums.add(at % LANES, *word);
+            lanes.add(at % LANES, *word);
         }
-        let check = sums.check(place, id);
+        let check = lanes.check(place, id);
         (row[0], row[1], row[2]) = (id, check as u32, (check >> 32) as u32);
     }
 
@@ -80,16 +80,16 @@ impl Rows {
     #[inline]
     pub fn look(&self, place: usize, query: &[f32]) -> Option<(f32, u32)> {
         let row = &self.words[place * self.row_words..][..self.row_words];
-        let (mut squares, mut sums) = ([0.0; LANES], Sums::default());
+        let (mut squares, mut lanes) = ([0.0; LANES], Lanes::default());
         let (id, check) = (row[0], u64::from(row[1]) | u64::from(row[2]) << 32);
         for (words, query) in row[HEAD..].as_chunks::<LANES>().0.iter().zip(query.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
                 let apart = query[lane] - f32::from_bits(words[lane]);
                 squares[lane] += apart * apart;
-                sums.add(lane, words[lane]);
+                lanes.add(lane, words[lane]);
             }
         }
-        (sums.check(place, id) == check).then(|| (total(&squares), id))
+        (lanes.check(place, id) == check).then(|| (total(&squares), id))
     }
 
     /// The words, for tests that change them.

@@ -24,10 +24,8 @@ use super::index::{Failed, Index};
 use super::query::{self, INDEX, Search, Shown};
 use super::resp::{self, Answer};
 use super::stats::{Count, NAMES};
-use crate::service::{BUFFER, Connections, Service, Stream};
+use crate::service::{BUFFER, Connections, NUMBER, Service, Stream};
 
-/// Bytes of the number that a datagram begins with.
-const NUMBER: usize = 8;
 /// Answers are sent when there are more bytes of them.
 const ANSWERS: usize = BUFFER / 2;
 /// Bytes that an answer has besides its vectors, or an error.
