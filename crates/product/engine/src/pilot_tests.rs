@@ -551,6 +551,14 @@ fn one_that_gives_up_as_much_as_it_takes_does_not_grow() {
         growth.note(has, LOOK_NS / 4);
     }
     assert!(!grows(most, 64 * MIB, 64 * MIB), "{most} pages");
+    // One that has all of a piece for a moment: of 15 looks one sees the most.
+    const FEW: u64 = 32 * MIB;
+    for number in 0..2000 {
+        let has = if number % 15 == 14 { 16 * PIECE } else { 15 * PIECE };
+        let beyond = if number > 20 { growth.beyond(has) } else { 0 };
+        assert!(!grows(beyond, FEW, FEW), "{beyond} pages at look {number}");
+        growth.note(has, LOOK_NS);
+    }
     // One that builds grows by all that it builds; and so does one that builds anew what it gave up long ago.
     assert!((4 * PIECE as u64..5 * PIECE as u64).contains(&growth.beyond(20 * PIECE)), "{} pages", growth.beyond(20 * PIECE));
     (0..50).for_each(|_| growth.note(0, LOOK_NS));
@@ -558,6 +566,6 @@ fn one_that_gives_up_as_much_as_it_takes_does_not_grow() {
     (0..150).for_each(|_| growth.note(0, LOOK_NS));
     assert!(grows(growth.beyond(4 * PIECE), 64 * MIB, 64 * MIB), "{} pages", growth.beyond(4 * PIECE));
     // A forked child gives up what its parent has touched, and then builds.
-    growth.note(-20 * PIECE, 1000 * SLOW_NS as u64);
+    growth.note(-20 * PIECE, 1000 * MOST_NS);
     assert!(growth.beyond(-10 * PIECE) > 9 * PIECE as u64);
 }
