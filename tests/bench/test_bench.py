@@ -227,6 +227,16 @@ class TestBench:
         busy = self.target(peak, "busy:1")["summary"]["figure"]["median"]
         expect(abs(load["paper"]["shown"] - busy * load["paper"]["x"] / 100) < 1, f"{load['paper']} of {busy}")
 
+    def test_paper_modelled(self):
+        """A figure of a machine that is not here: computed, the same each time, and its page says so."""
+        raw, page, out, _ = self.paper("scaleswap-12-model")
+        again, _, _, _ = self.paper("scaleswap-12-model")
+        expect(raw["experiments"] == again["experiments"], "another run has other numbers")
+        expect("Modelled." in page and "lock of lists" in page and "agrees" in out + page, "the page")
+        ours, linux = ([self.target(one, label)["summary"]["figure"]["median"] for one in raw["experiments"] if one["paper"]["panel"] == "ssds"][0]
+                       for label in ("ScaleSwap", "Linux"))
+        expect(ours > 1.5 * linux, f"{ours} over {linux}")
+
     def test_paper_little_room(self):
         """Swap space that is nearly full: cores ask each other for room, and that is counted; with much room they do not."""
         raw, page, _, _ = self.paper("scaleswap-t6")

@@ -15,17 +15,20 @@
 //! | module | what it does |
 //! |---|---|
 //! | `mage`, `extmem`, `adios`, `scaleswap` | the figures |
+//! | `beyond`, [`model`] | figures of machines that are not here, modelled |
 //! | [`plan`] | which comparisons a figure is made of, and how long they take |
 //! | [`series`] | from raw rows to points with intervals |
 //! | [`judge`] | claims: what agrees, what does not |
 //! | [`page`], [`index`] | a figure's page; the page of all of them |
 
 mod adios;
+mod beyond;
 mod draw;
 mod extmem;
 pub mod index;
 pub mod judge;
 mod mage;
+pub mod model;
 pub mod page;
 pub mod plan;
 mod scaleswap;
@@ -128,6 +131,8 @@ pub enum Runs {
         /// What a point is.
         over: Over,
     },
+    /// Nothing: the model says what each of these systems would do at a point.
+    Modelled(fn(f64) -> Vec<model::Run>),
 }
 
 /// What a point of a workload's panel changes.
@@ -299,7 +304,7 @@ pub struct Term {
 
 /// All figures, paper by paper.
 pub fn all() -> impl Iterator<Item = &'static Figure> {
-    [mage::FIGURES, extmem::FIGURES, adios::FIGURES, scaleswap::FIGURES].into_iter().flatten().copied()
+    [mage::FIGURES, extmem::FIGURES, adios::FIGURES, scaleswap::FIGURES, beyond::FIGURES].into_iter().flatten().copied()
 }
 
 /// The figure of this name.
@@ -330,6 +335,12 @@ impl Figure {
     #[must_use]
     pub fn needs_device(&self) -> bool {
         self.panels.iter().any(|panel| panel.ideal == Some(Latency::Device))
+    }
+
+    /// Whether it is modelled, and nothing of it measured.
+    #[must_use]
+    pub fn is_modelled(&self) -> bool {
+        self.panels.iter().all(|panel| matches!(panel.runs, Runs::Modelled(_)))
     }
 
     /// Whether it takes `farshore-serve`.

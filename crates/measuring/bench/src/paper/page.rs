@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::judge::{self, Judged};
 use super::series::{self, Series};
-use super::{Figure, Panel, Plot, Value, draw};
+use super::{Figure, Panel, Plot, Value, draw, model};
 use crate::report::page::{STYLE, shown};
 use crate::report::{palette, tables, text};
 use crate::result::{Experiment, Results};
@@ -26,11 +26,13 @@ pub fn page(results: &Results, figure: &'static Figure) -> String {
             @for panel in figure.panels { (section(results, figure, panel)) }
             (paper(figure))
             (beforehand(figure))
-            section id="machine" {
-                h2 { "Where it was measured" }
-                div.pair { (tables::machine(&results.machine)) @if results.device.is_some() { (tables::limits(results.device.as_ref())) } }
+            @if !figure.is_modelled() {
+                section id="machine" {
+                    h2 { "Where it was measured" }
+                    div.pair { (tables::machine(&results.machine)) @if results.device.is_some() { (tables::limits(results.device.as_ref())) } }
+                }
             }
-            (reading())
+            (reading(figure))
         }
     };
     page::page(&title, &[&palette::css(), STYLE], &body)
@@ -51,6 +53,9 @@ fn head(results: &Results, figure: &Figure, title: &str) -> Markup {
         header {
             h1 { (title) }
             p.when { (figure.name) " · " (results.date) " · version " (results.version) " · " a href=(RAW) { "raw rows" } " · " a href="../index.html" { "all figures" } }
+            @if figure.is_modelled() {
+                p.note { strong { "Modelled. " } "No machine ran this. A model of steps, locks, interrupts and devices did, five seeds a point; its costs are measured here, a paper's digits, or fitted to a paper's digits." }
+            }
             p.where { (place.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")) }
             @if !results.command.is_empty() { pre { code { (text::command(&results.command)) } } }
             @if is_quick(results) {
@@ -139,13 +144,14 @@ fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {
     html! {
         section id=(panel.key) {
             h2 { (panel.title) }
-            @if let Some(first) = experiments.first() {
+            @if let Some(first) = experiments.first().filter(|_| !figure.is_modelled()) {
                 p.facts { (facts(first)) }
                 pre { code { (text::command(&first.arguments)) } }
             }
             @for words in complaints(&experiments) { p.note { (words) } }
             div.plots { @for attempt in draw::panel(results, figure, panel) { (shown(&attempt)) } }
             @for plot in panel.plots { @if plot.value != Value::Timeline { (points(results, &experiments, panel, plot)) } }
+            @if figure.is_modelled() { (times(&experiments, panel)) }
             @for experiment in &experiments {
                 details { summary { (at(experiment, panel)) ": each round" } (tables::targets(experiment)) (tables::rounds(experiment)) }
             }
@@ -186,6 +192,35 @@ fn complaints(experiments: &[&Experiment]) -> Vec<String> {
     }
     let told = targets.into_iter().filter(|(_, bad, ..)| *bad > 0);
     told.map(|(label, bad, all, reason)| format!("{label}: {bad} of {all} rounds do not count. The first: {reason}")).collect()
+}
+
+/// What the threads' time goes to in the model: the parts of a twentieth and more, at each point.
+fn times(experiments: &[&Experiment], panel: &Panel) -> Markup {
+    let parts = |target| {
+        let of = |(name, part): (String, f64)| format!("{name} {}\u{a0}%", text::digits(part * 100.0));
+        model::times(target).into_iter().filter(|(_, part)| *part >= 0.05).map(of).collect::<Vec<_>>().join(", ")
+    };
+    html! {
+        details {
+            summary { "What the threads' time goes to" }
+            div.scroll {
+                table {
+                    thead { tr { th.number scope="col" { (panel.x.label) } th scope="col" { "system" } th scope="col" { "parts of the threads' time" } } }
+                    tbody {
+                        @for experiment in experiments {
+                            @for target in &experiment.targets {
+                                tr {
+                                    th.number scope="row" { (text::short(&text::metric(series::x(experiment)))) }
+                                    td { (series::label(experiment, target)) }
+                                    td { (parts(target)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The points of a plot in numbers.
@@ -257,16 +292,25 @@ fn paper(figure: &Figure) -> Markup {
     }
 }
 
-fn reading() -> Markup {
+fn reading(figure: &Figure) -> Markup {
     html! {
         section id="reading" {
             h2 { "How to read this" }
+            @if figure.is_modelled() {
+                ul {
+                    li { "A mark is the median over the seeds, its line the interval: how much chance there is in the model, and not how far it is from a machine. How far that is on two cores, farshore-here says." }
+                    li { (judge::RULE) }
+                    li { "A core does one thing at a time. Locks are taken in the order of requests, and their cache line travels. A flush interrupts each core that runs a thread. Caches, memory bandwidth, hyper-threads and the scheduler are not modelled." }
+                    li { "The paper's numbers are digits of its text or tables, or computed from them where marked." }
+                }
+            } @else {
             ul {
                 li { "All targets of a point ran the same program with the same options. They took turns, round by round; a warm-up before the first round is not counted." }
                 li { "A mark is the median over the good rounds, its line the interval. A round is good if the program ended well and its data were right." }
                 li { (judge::RULE) }
                 li { "The ideal line is T0 + L × F: the time with all memory local, plus the latency of far memory for each page that the slowest thread of the first target waited for (MAGE, §3.1)." }
                 li { "The paper's numbers are digits of its text or tables, or computed from them where marked. Nothing is read off its drawings. Absolute numbers of its machines are in the table and in no plot." }
+            }
             }
         }
     }

@@ -70,6 +70,8 @@ impl Plan {
                 let arguments = ServedLine::try_parse_from(words).map_err(|error| format!("{}: {error}", figure.name))?.arguments;
                 Ok(Part::Served { course: Box::new(Course::new(&arguments, all, serve.clone())?), panel, over: *over })
             }
+            // Nothing is run for it ([`super::model`]).
+            Runs::Modelled(_) => Ok(Part::Load(Vec::new())),
         };
         let parts = figure.panels.iter().map(part).collect::<Result<_, String>>()?;
         Ok(Plan { figure, quick, parts })
@@ -198,6 +200,7 @@ pub fn seconds(figure: &Figure, rounds: u32, quick: bool) -> f64 {
                 let modes = line.split(' ').filter(|word| *word == "--mode").count();
                 modes * (points.len() + usize::from(*over == Over::Load))
             }
+            Runs::Modelled(_) => return panel.run_seconds,
         };
         float(runs) * turns * panel.run_seconds
     };
@@ -221,6 +224,7 @@ pub fn needs_text(figure: &Figure) -> String {
     let lists = figure.panels.iter().flat_map(|panel| match &panel.runs {
         Runs::Load { variants, .. } => variants.iter().map(|variant| (variant.targets)(panel.x.points[0])).collect(),
         Runs::Served { line, .. } => vec![(*line).to_string()],
+        Runs::Modelled(_) => Vec::new(),
     });
     let lists: Vec<String> = lists.collect();
     let kinds = lists.iter().filter_map(|list| spec::parse_list(list).ok()).flatten();

@@ -29,6 +29,13 @@ fn series_of(panel: &Panel, x: f64) -> BTreeSet<String> {
             };
             variants.iter().flat_map(of).collect()
         }
+        Runs::Modelled(at) => {
+            let named = |run: model::Run| match run.variant {
+                "" => run.system.name.to_string(),
+                variant => format!("{}, {variant}", run.system.name),
+            };
+            at(x).into_iter().map(named).collect()
+        }
         Runs::Served { line, .. } => {
             let words: Vec<&str> = line.split(' ').collect();
             words.windows(2).filter(|pair| pair[0] == "--mode").map(|pair| pair[1].to_string()).collect()
@@ -41,6 +48,11 @@ fn terms(claim: &Claim) -> Vec<Term> {
         Ours::Level(term) => vec![term],
         Ours::Times(one, other) | Ours::Percent(one, other) => vec![one, other],
     }
+}
+
+/// Where a number stands: in a paper, or in a figure or document of ours.
+fn is_section(text: &str) -> bool {
+    text.starts_with('§') || text.starts_with("Table ") || find(text).is_ok() || text == "costs.md"
 }
 
 #[test]
@@ -60,7 +72,7 @@ fn names_differ_and_say_of_which_paper() {
 
 #[test]
 fn each_figure_is_whole() {
-    let section = |text: &str| text.starts_with('§') || text.starts_with("Table ");
+    let section = is_section;
     for figure in all() {
         let name = figure.name;
         assert!(!figure.panels.is_empty() && !figure.claims.is_empty(), "{name}");
@@ -88,12 +100,7 @@ fn claims_are_about_what_is_measured() {
     for figure in all() {
         for claim in figure.claims {
             let at = format!("{}: {}", figure.name, claim.what);
-            assert!(
-                (claim.section.starts_with('§') || claim.section.starts_with("Table "))
-                    && !claim.why.ends_with('.')
-                    && !claim.why.is_empty(),
-                "{at}"
-            );
+            assert!(is_section(claim.section) && !claim.why.ends_with('.') && !claim.why.is_empty(), "{at}");
             assert!(claim.papers.is_some() || matches!(claim.ours, Ours::Times(..)), "{at}: a level has the paper's number");
             let marked = ["computed: ", "a lower bound, computed: ", "the text says "];
             assert!(claim.from.is_empty() || claim.papers.is_some(), "{at}: no number is computed");
@@ -123,7 +130,7 @@ fn each_figure_can_be_planned_and_takes_no_more_than_ten_minutes() {
             let made = made.unwrap_or_else(|why| panic!("{}: {why}", figure.name));
             let needs = made.needs();
             let names: BTreeSet<&str> = needs.iter().map(|experiment| experiment.name.as_str()).collect();
-            assert!(!needs.is_empty() && names.len() == needs.len(), "{}: {names:?}", figure.name);
+            assert!(needs.is_empty() == figure.is_modelled() && names.len() == needs.len(), "{}: {names:?}", figure.name);
             for experiment in &needs {
                 assert!(experiment.memory_bytes >= 4 << 20, "{}: farshore run takes no less than 4M", experiment.name);
             }
@@ -159,4 +166,25 @@ fn the_list_has_each_figure_and_its_minutes() {
         assert!(list.lines().any(|line| line.starts_with(figure.name)), "{}: {list}", figure.name);
     }
     assert!(list.contains("minutes") && list.contains("root for Linux swap"), "{list}");
+}
+
+#[test]
+fn a_modelled_figure_is_made_without_a_machine_and_judged_whole() {
+    for figure in all().filter(|figure| figure.is_modelled()) {
+        let of = |quick| model::results(figure, quick, &["farshore".into()], "now".into(), crate::result::Machine::default());
+        let quick = of(true);
+        assert_eq!(quick, of(true), "{}: the same seeds give the same", figure.name);
+        assert!(page::is_quick(&quick) && page::page(&quick, figure).contains("Modelled."), "{}", figure.name);
+        for experiment in &quick.experiments {
+            for target in &experiment.targets {
+                let parts = model::times(target);
+                let all: f64 = parts.iter().map(|(_, part)| part).sum();
+                assert!((0.97..=1.001).contains(&all), "{}: {}: {all} of the time is told", experiment.name, target.label);
+                let outcome = target.rounds[0].outcome.as_ref().unwrap();
+                assert_eq!(outcome.latency.counts.iter().map(|(_, count)| count).sum::<u64>(), outcome.operations);
+            }
+        }
+        let headline = &judge::all(&quick, figure)[0];
+        assert!(headline.verdict == judge::Verdict::TooFew, "{}: one seed decides nothing: {:?}", figure.name, headline.verdict);
+    }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Failure, SERVE, as_root, beside, is_bad, swap_directory, there};
 use crate::args::{BenchArgs, PaperArgs};
-use crate::paper::{self, Figure, index, judge, page, plan::Plan, text};
+use crate::paper::{self, Figure, index, judge, model, page, plan::Plan, text};
 use crate::result::Results;
 use crate::session::{Series, Session, Signals};
 use crate::{machine, output};
@@ -53,15 +53,6 @@ fn measure(
     words: &[String],
     signals: &Signals,
 ) -> Result<bool, Failure> {
-    let load = there(beside(farshore, "farshore-load", "FARSHORE_LOAD"), "FARSHORE_LOAD")?;
-    let serve = beside(farshore, SERVE.0, SERVE.1);
-    if figure.needs_server() {
-        there(serve.clone(), SERVE.1)?;
-    }
-    let directory = swap_directory(arguments)?;
-    let plan = Plan::new(figure, paper.quick, arguments, serve).map_err(Failure::Failed)?;
-    let mut machine = machine::describe(&directory);
-    machine.settings.extend(plan.bound().map(|bound| ("cores".to_string(), bound)));
     let folder = paper.out.join(figure.name);
     output::check_directory("--out", &folder)?;
     let raw = folder.join(page::RAW);
@@ -72,6 +63,21 @@ fn measure(
             raw.display()
         )));
     }
+    if figure.is_modelled() {
+        output::tell(&format!("{}: {}, {}; modelled", figure.name, figure.place(), figure.title));
+        let machine = machine::describe(&swap_directory(arguments)?);
+        let results = model::results(figure, paper.quick, words, output::now(), machine);
+        return tell(&results, figure, &paper.out).map(|()| false);
+    }
+    let load = there(beside(farshore, "farshore-load", "FARSHORE_LOAD"), "FARSHORE_LOAD")?;
+    let serve = beside(farshore, SERVE.0, SERVE.1);
+    if figure.needs_server() {
+        there(serve.clone(), SERVE.1)?;
+    }
+    let directory = swap_directory(arguments)?;
+    let plan = Plan::new(figure, paper.quick, arguments, serve).map_err(Failure::Failed)?;
+    let mut machine = machine::describe(&directory);
+    machine.settings.extend(plan.bound().map(|bound| ("cores".to_string(), bound)));
     if let Some(line) = as_root(arguments) {
         output::tell(&line);
     }
