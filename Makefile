@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table remote-table density-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table fleet-table autopilot-table plan-table remote-table density-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -45,6 +45,9 @@ test-fast: setup ## formatting, clippy, unit tests and simulation
 
 policies-table: ## replacement policies over the same traces, against the optimum (docs/src/guide/replacement.md)
 	cargo run --release -p farshore-traces
+
+fleet-table: ## 1,000 clients and 100 memory nodes in a simulation: pages lost, traffic, time to be whole (docs/src/guide/fleet.md)
+	cargo run --release -p farshore-fleet -- $(ARGS)
 
 policies-real: ## real programs beside each policy of farshore policy: pages read, faults, time (docs/src/guide/policies.md)
 	cargo build --release

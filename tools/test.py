@@ -401,7 +401,7 @@ def parts(seed):
              takes=150, locks=(DEBUG,)),
         # Without the programs that no test takes from there: optimising all of a program takes half a minute each.
         Part("build", "release build",
-             [Command(["cargo", "build", "--workspace", "--release", *(word for name in ("sim", "traces", "fuzz", "net-rig") for word in ("--exclude", f"farshore-{name}"))],
+             [Command(["cargo", "build", "--workspace", "--release", *(word for name in ("sim", "traces", "fleet", "fuzz", "net-rig") for word in ("--exclude", f"farshore-{name}"))],
                       count_status)], 15, r"(error|warning)(\[|:)",
              takes=180, width=WIDE),
         # Built for debugging: assertions and overflow checks are on, and it compiles faster.
