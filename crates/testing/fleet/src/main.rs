@@ -36,7 +36,7 @@ struct Args {
     /// The standard deviation of the logarithm of what clients need
     #[arg(long, default_value_t = 1.0)]
     skew: f64,
-    /// What is placed by itself: whole, or the size of a part [default: whole,1G]
+    /// What is placed by itself: whole, or the size of a part
     #[arg(long, value_delimiter = ',', default_value = "whole,1G")]
     part: Vec<Part>,
     /// Copies of each page, 1 to 3
