@@ -46,7 +46,7 @@
 //!    the kernel refuses the call ([`AtomicWord::claimed`]). And an evictor can tell that the bytes of a page that another thread
 //!    owns are in a stage of the evictor's, which it must not reuse ([`StageStep::Held`]).
 //! 9. `chances` of a resident page are how many times evictors still pass it over (a clock with counts). A page gets some when it
-//!    comes, as the policy says, and each evictor that passes takes one, of the most that there are only now and then. `rescued` says that the page came from a stage, and
+//!    comes, as the policy says, and each evictor that passes takes one. `rescued` says that the page came from a stage, and
 //!    stays until the page's bytes are in a slot only: a page that is rescued again has been used all the time.
 
 mod change;

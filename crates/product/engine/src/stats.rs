@@ -88,12 +88,6 @@ pub enum Count {
     CopiedOut,
     /// Pages that the kernel was given from their stages.
     Unstaged,
-    /// Pages whose bytes were in their slots only.
-    Out,
-    /// Of them, those that came back soon.
-    Returned,
-    /// Of those, pages that had done so before.
-    ReturnedAgain,
     /// Fetches whose parts were measured.
     Sampled,
     /// Of those, how long they took, nanoseconds: until frame and page were theirs …

@@ -38,7 +38,7 @@ pub enum BuiltIn {
     /// Evicts each page that the hand meets, except for pages that were rescued since it last came by: a rescue proves that the
     /// page is used. Linux reads access bits for this. A process cannot read them, so a page is unmapped and kept in RAM for a
     /// while, and a page that comes back has proved its use (Flexible Swapping §3 calls such a page hot). A page that comes back
-    /// again is left alone for longer, and so is one that is read again soon after it has left; for longest if that was so the last time, too.
+    /// again is left alone for longer, and so is one that is read again soon after it has left.
     SecondChance,
     /// First in, first out: like `SecondChance` without the chance.
     Fifo,
@@ -102,15 +102,6 @@ impl Chosen {
     }
 }
 
-/// Chances of a page that comes back: `most` within an eighth of a memory full, and some within a quarter.
-fn soon(Return { distance, frames }: Return, most: u8) -> u8 {
-    match distance.saturating_mul(8) / frames.max(1) {
-        0 => most,
-        1 => 3,
-        _ => 0,
-    }
-}
-
 impl Policy for Chosen {
     type Prefetch = prefetch::Prefetchers;
 
@@ -128,9 +119,12 @@ impl Policy for Chosen {
     fn chances(&self, came: Came) -> u8 {
         match came {
             Came::Fetched => 0,
-            // Once says less. The most chances, of which the first lasts, are for what comes back soon again.
-            Came::Returned(back) => soon(back, CHANCES_MAX - 1),
-            Came::ReturnedAgain(back) => soon(back, CHANCES_MAX),
+            // In eighths of a memory full.
+            Came::Returned(Return { distance, frames }) => match distance.saturating_mul(8) / frames.max(1) {
+                0 => CHANCES_MAX,
+                1 => 3,
+                _ => 0,
+            },
             Came::Rescued => 1,
             Came::RescuedAgain => CHANCES_MAX,
         }
@@ -165,11 +159,9 @@ mod tests {
     #[test]
     fn what_comes_back_soon_is_passed_over() {
         let chosen = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::None);
-        let once = |distance, frames| chosen.chances(Came::Returned(Return { distance, frames }));
-        let again = |distance, frames| chosen.chances(Came::ReturnedAgain(Return { distance, frames }));
-        assert_eq!([0, 99, 100, 199, 200, 800].map(|distance| once(distance, 800)), [6, 6, 3, 3, 0, 0]);
-        assert_eq!([0, 99, 100, 199, 200, 800].map(|distance| again(distance, 800)), [7, 7, 3, 3, 0, 0]);
-        assert_eq!([once(u64::MAX, 800), again(u64::MAX, 800), once(1, 0), again(1, 0)], [0; 4], "no overflow, and no frames");
+        let of = |distance, frames| chosen.chances(Came::Returned(Return { distance, frames }));
+        assert_eq!([0, 99, 100, 199, 200, 800].map(|distance| of(distance, 800)), [7, 7, 3, 3, 0, 0]);
+        assert_eq!((of(u64::MAX, 800), of(1, 0)), (0, 0), "no overflow, and no frames");
     }
 
     #[test]

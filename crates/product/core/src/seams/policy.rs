@@ -22,8 +22,6 @@ pub enum Came {
     Fetched,
     /// A fault fetched it, and nothing beside it; it is known when it had left.
     Returned(Return),
-    /// The same, and the last time that it came like this it got chances, too.
-    ReturnedAgain(Return),
     /// A fault found it in a stage, so the page is used.
     Rescued,
     /// A fault found it in a stage, and did so the last time it came too: the page is used all the time.

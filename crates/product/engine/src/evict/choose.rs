@@ -3,12 +3,11 @@
 //! 1. Pages that are wished to leave ([`crate::wishes`]), whether frames are short or not.
 //! 2. When frames are short, pages that a policy expects to be used late ([`crate::expected`]).
 //! 3. Pages that the hands come by ([`super::partition`]). They pass over granules of a loop that stay ([`super::loops`]), pages that are wished
-//!    to stay, and pages that are expected soon. Those with the most chances lose the first in their turn ([`super::lasting`]).
+//!    to stay, and pages that are expected soon.
 //!
 //! Whatever the hands pass over leaves as any other page where nothing else is found. So nobody's wish or estimate stops a batch: what is
 //! spent on passing pages over is bounded, by [`GRANULES_A_BATCH`] and [`WALKS_OVER_SOON`].
 
-use super::lasting::{SPARED_A_VICTIM, SPARED_MOST};
 use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES};
 use super::select::Which;
 use crate::expected::Marks;
@@ -107,7 +106,6 @@ impl<W: World> Evictor<'_, W> {
         let (place, awake) = engine.evictors.pace.place_of(self.id);
         let partitions = engine.evictors.lists.all();
         let foremost = self.turns.order(partitions, |at| at % awake == place);
-        let turn = engine.evictors.lasting.turn(engine.evictors.loops.left(), engine.frames().limit());
         for nth in 0..partitions.len() {
             let at = self.turns.at(nth);
             let Some(walk) = partitions[at].walk(&engine.table, foremost) else { continue };
@@ -122,11 +120,7 @@ impl<W: World> Evictor<'_, W> {
                 }
                 let stay = if keeping { self.staying(g.id) } else { NO_PAGES };
                 let marks = if keeping { engine.expected.of(g.id) } else { Marks::NONE };
-                let (before, spare) = (self.victims.len(), if keeping { self.spared } else { 0 });
-                let which = Which::AllBut { stay, marks, turn, spare };
-                let look = engine.select(&g, from, room, dirty_max, which, &mut self.victims);
-                let taken = self.victims.len().saturating_sub(before) as u32;
-                self.spared = (self.spared - look.spared + taken * SPARED_A_VICTIM).min(SPARED_MOST);
+                let look = engine.select(&g, from, room, dirty_max, Which::AllBut { stay, marks }, &mut self.victims);
                 passed_soon |= look.passed_soon;
                 if look.next < GRANULE_PAGES {
                     walk.stay_at(look.next);

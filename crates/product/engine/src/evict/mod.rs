@@ -10,13 +10,11 @@
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |
 //! | `refaults` | when pages left, for those that come back soon |
-//! | `lasting` | for how long those stay that have come back soon twice |
 //! | `headroom` | when evictors make do with few stages and free frames |
 //! | `obstacles` | why no page leaves |
 mod choose;
 pub mod control;
 pub(crate) mod headroom;
-pub(crate) mod lasting;
 pub(crate) mod loops;
 mod obstacles;
 pub mod pace;
@@ -33,7 +31,6 @@ use core::sync::atomic::Ordering;
 use farshore_core::seams::World;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::wait::Event;
-use lasting::Lasting;
 use loops::Loops;
 use obstacles::Obstacles;
 use pace::Control;
@@ -49,7 +46,6 @@ pub(crate) struct Evictors {
     pub(crate) stages: Stages,
     pub(crate) loops: Loops,
     pub(crate) refaults: Refaults,
-    pub(crate) lasting: Lasting,
     pub(crate) obstacles: Obstacles,
     /// The watcher is to be woken when evictors begin, once.
     alarm: AtomicBool,
@@ -66,7 +62,6 @@ impl Evictors {
             stages,
             loops: Loops::default(),
             refaults,
-            lasting: Lasting::default(),
             obstacles: Obstacles::default(),
             alarm: AtomicBool::new(false),
             written: Event::new(),

@@ -15,7 +15,6 @@
 
 use super::control::Floors;
 use super::headroom::Following;
-use super::lasting::SPARED_MOST;
 use super::partition::Turns;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
@@ -137,8 +136,6 @@ pub struct Evictor<'e, W: World> {
     /// The core whose pages the last batch has taken, if this evictor looks after that core: the pages' slots come from there.
     pub(super) core: usize,
     pub(super) turns: Turns,
-    /// How many pages with the most chances it may pass over before others leave.
-    pub(super) spared: u32,
     pub(super) victims: Vec<Victim>,
     /// The stages that the victims go to.
     places: Vec<Stage>,
@@ -192,7 +189,6 @@ impl<'e, W: World> Evictor<'e, W> {
             parked: false,
             turn: 0,
             turns: Turns::new(engine.evictors.lists.all().len()),
-            spared: SPARED_MOST,
             answered: 0,
             empty_batches: 0,
             core: id,
@@ -748,10 +744,7 @@ impl<W: World> Engine<W> {
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {
             StageStep::Done => {
-                self.stats.add(evictor, Count::Out, 1);
-                if self.evictors.refaults.note_out(evictor, self.evictors.stages.page(stage), self.evictors.loops.left()) {
-                    self.evictors.lasting.tested(&self.stats, self.frames().limit());
-                }
+                self.evictors.refaults.note_out(evictor, self.evictors.stages.page(stage), self.evictors.loops.left());
                 true
             }
             StageStep::Held => false,

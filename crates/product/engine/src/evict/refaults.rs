@@ -8,16 +8,13 @@
 //! # What is written down
 //!
 //! ```text
-//!   mark of a page:  16 bits of a hash of its number │ proven │ 15 bits of time
+//!   mark of a page:  16 bits of a hash of its number │ 16 bits of time
 //! ```
 //!
-//! Pages share marks by that hash. There are one to two for each frame: so most pages are still known when a quarter of a memory full of others has left. Each evictor has a table of its
+//! Pages share marks by that hash. There is one for each frame or two: so most pages are still known when a quarter of a memory full of others has left. Each evictor has a table of its
 //! own, since a mark is written for each page that leaves, and two that write one table would take its lines from each other. A fault looks in all of them, which is little beside its read.
 //!
-//! One return soon proves little: of pages that are used rarely some come back soon as well, by chance. So a mark says whether the policy gave chances to its page when
-//! that came back last. Such a page is *proven*, and is until it comes back without being given any. The fault says so, in the mark that it has just read.
-//!
-//! Time is counted in pages that have left, in 64ths of a memory full, and goes round after 512 memories full.
+//! Time is counted in pages that have left, in 64ths of a memory full, and goes round after 1,024 memories full.
 //!
 //! All of this is hints: any thread may write any mark at any time. A page that is taken for another one (one in 65,536 of those that share a mark), or a time that
 //! has gone round, costs some rounds in which a page stays that should have left.
@@ -34,33 +31,8 @@ const UNITS: u64 = 64;
 const MARKS: (u64, u64) = (1 << 10, 1 << 24);
 /// Marks in a cache line, of the larger ones that there are.
 const LINE: usize = 32;
-/// In a mark: its page is proven.
-const PROVEN: u32 = 1 << 15;
-/// In a mark: when its page left.
-const TIME: u32 = PROVEN - 1;
 /// The marks of an evictor.
 type Table = Box<[Padded<[AtomicU32; LINE]>]>;
-
-/// What is known of a page that has left.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Left<'r> {
-    /// How many pages have left since, to a sixty-fourth of a memory full.
-    pub since: u64,
-    /// It was given chances when it came back last.
-    pub proven: bool,
-    mark: &'r AtomicU32,
-    seen: u32,
-}
-
-impl Left<'_> {
-    /// The page is back, and was given chances or not. Most returns are like the one before, and write nothing.
-    #[inline]
-    pub(crate) fn prove(&self, given: bool) {
-        if given != self.proven {
-            self.mark.store(self.seen ^ PROVEN, Ordering::Relaxed);
-        }
-    }
-}
 
 /// When pages left.
 #[derive(Debug)]
@@ -87,81 +59,64 @@ impl Refaults {
         (&table[place / LINE][place % LINE], ((hash >> 24) as u32 & 0xffff).max(1) << 16)
     }
 
-    fn time(&self, left: u64) -> u32 {
-        (left / self.unit) as u32 & TIME
+    fn time(&self, left: u64) -> u16 {
+        (left / self.unit) as u16
     }
 
-    /// An evictor says that the bytes of `page` are in its slot only from now on, when `left` pages have left in all. Returns whether the page is proven.
+    /// An evictor says that the bytes of `page` are in its slot only from now on, when `left` pages have left in all.
     #[inline]
-    pub(super) fn note_out(&self, evictor: usize, page: Page, left: u64) -> bool {
+    pub(super) fn note_out(&self, evictor: usize, page: Page, left: u64) {
         let (mark, whose) = Refaults::mark(&self.tables[evictor], page);
-        // Another evictor may have sent the page away the last time: what is known is the latest mark's.
-        let proven = if self.since_out(page, left).is_some_and(|left| left.proven) { PROVEN } else { 0 };
-        mark.store(whose | proven | self.time(left), Ordering::Relaxed);
-        proven != 0
+        mark.store(whose | u32::from(self.time(left)), Ordering::Relaxed);
     }
 
-    /// What is known of `page`, when `left` pages have left in all.
+    /// How many pages have left since `page` did, to a sixty-fourth of a memory full; `None`: it is not known. `left`: how many have in all.
     #[inline]
-    pub(crate) fn since_out(&self, page: Page, left: u64) -> Option<Left<'_>> {
-        let known = self.tables.iter().filter_map(|table| {
+    pub(crate) fn since_out(&self, page: Page, left: u64) -> Option<u64> {
+        let since = self.tables.iter().filter_map(|table| {
             let (mark, whose) = Refaults::mark(table, page);
-            let seen = mark.load(Ordering::Relaxed);
-            let since = u64::from(self.time(left).wrapping_sub(seen) & TIME) * self.unit;
-            is_of(seen, whose).then_some(Left { since, proven: seen & PROVEN != 0, mark, seen })
+            let mark = mark.load(Ordering::Relaxed);
+            (mark & 0xffff << 16 == whose).then(|| u64::from(self.time(left).wrapping_sub(mark as u16)) * self.unit)
         });
-        known.min_by_key(|known| known.since)
+        since.min()
     }
-}
-
-/// Whether a mark is that of the page whose mark would begin with `whose`.
-fn is_of(mark: u32, whose: u32) -> bool {
-    mark & 0xffff << 16 == whose
 }
 
 /// Marks of each of so many evictors, a power of two.
 fn marks(frames: u64, evictors: usize) -> usize {
-    1 << (frames.saturating_mul(2) / evictors as u64).clamp(MARKS.0, MARKS.1).ilog2()
+    1 << (frames / evictors as u64).clamp(MARKS.0, MARKS.1).ilog2()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Since when a page is away, and whether it is proven.
-    fn known(refaults: &Refaults, page: Page, left: u64) -> Option<(u64, bool)> {
-        refaults.since_out(page, left).map(|left| (left.since, left.proven))
-    }
-
     #[test]
     fn a_page_is_known_again_for_a_quarter_of_a_memory_full() {
         let frames = if cfg!(miri) { 2000 } else { 20_000 };
         let refaults = Refaults::new(frames, 2);
-        assert_eq!(known(&refaults, Page(7), 0), None, "nothing has left");
+        assert_eq!(refaults.since_out(Page(7), 0), None, "nothing has left");
         // Pages leave one after the other, from far along the time.
         let first = 1 << 40;
-        let pages = || (0..2 * frames).map(|n| (Page(0x7f00_0000_0000 + n * 3), first + n));
+        let pages = || (0..frames).map(|n| (Page(0x7f00_0000_0000 + n * 3), first + n));
+        pages().for_each(|(page, left)| refaults.note_out(page.0 as usize % 2, page, left));
+        let now = first + frames;
+        let (mut known, mut recent) = (0, 0);
         for (page, left) in pages() {
-            assert!(!refaults.note_out(page.0 as usize % 2, page, left), "{page:?} has not come back");
-        }
-        let now = first + 2 * frames;
-        let (mut all, mut recent) = (0, 0);
-        for (page, left) in pages() {
-            if let Some((since, proven)) = known(&refaults, page, now) {
+            if let Some(since) = refaults.since_out(page, now) {
                 assert!(since.abs_diff(now - left) <= frames / UNITS, "{page:?}: {since} for {}", now - left);
-                assert!(!proven, "{page:?} has not come back");
-                all += 1;
+                known += 1;
                 recent += u64::from(now - left <= frames / 4);
             }
         }
-        assert!(recent > frames / 4 * 5 / 6 && all < 2 * frames * 9 / 10, "{recent} of {}, {all} in all", frames / 4);
+        assert!(recent > frames / 4 * 3 / 4 && known < frames * 9 / 10, "{recent} of {}, {known} in all", frames / 4);
         let strangers = (0..10_000).filter(|n| refaults.since_out(Page(0x5500_0000_0000 + n * 7), now).is_some()).count();
         assert!(strangers <= 5, "{strangers} pages that have never left are taken for others");
     }
 
     #[test]
     fn there_are_marks_for_any_memory() {
-        for (frames, evictors, most) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 13), (u64::MAX, 1, 1 << 24)] {
+        for (frames, evictors, most) in [(0, 1, 1 << 10), (256, 4, 1 << 10), (20_000, 4, 1 << 12), (u64::MAX, 1, 1 << 24)] {
             assert_eq!(marks(frames, evictors), most);
         }
         for (frames, evictors) in [(0, 1), (256, 4), (9000, 4)] {
@@ -169,7 +124,7 @@ mod tests {
             let all = marks(frames, evictors);
             assert!(refaults.tables.len() == evictors && refaults.tables.iter().all(|table| table.len() * LINE == all));
             refaults.note_out(evictors - 1, Page(9), u64::MAX);
-            assert_eq!(known(&refaults, Page(9), u64::MAX), Some((0, false)));
+            assert_eq!(refaults.since_out(Page(9), u64::MAX), Some(0));
         }
     }
 
@@ -178,44 +133,7 @@ mod tests {
         let refaults = Refaults::new(64_000, 2);
         for (evictor, left, since) in [(0, 1000, 5000), (1, 4000, 2000), (0, 6000, 0)] {
             refaults.note_out(evictor, Page(77), left);
-            assert_eq!(known(&refaults, Page(77), 6000), Some((since, false)));
-        }
-    }
-
-    #[test]
-    fn a_page_is_proven_until_it_comes_back_and_is_given_nothing() {
-        let refaults = Refaults::new(6400, 1);
-        let mut left = 0;
-        for (given, before) in [(false, false), (true, false), (true, true), (false, true), (false, false)] {
-            assert_eq!(refaults.note_out(0, Page(5), left), before);
-            left += 300;
-            let back = refaults.since_out(Page(5), left).expect("it has left");
-            assert_eq!((back.since, back.proven), (300, before));
-            back.prove(given);
-        }
-        // Whoever has the mark of another page is not what that one was.
-        refaults.note_out(0, Page(5), left);
-        refaults.since_out(Page(5), left).expect("it has left").prove(true);
-        let other = (6..1 << 20).map(Page).find(|&page| core::ptr::eq(refaults.mark_of(0, page), refaults.mark_of(0, Page(5))));
-        let other = other.expect("there are fewer marks than pages");
-        refaults.note_out(0, other, left);
-        assert_eq!((known(&refaults, other, left), known(&refaults, Page(5), left)), (Some((0, false)), None));
-    }
-
-    #[test]
-    fn time_goes_round_and_says_nothing_of_proof() {
-        let refaults = Refaults::new(6400, 1);
-        let round = 100 * (u64::from(TIME) + 1);
-        refaults.note_out(0, Page(5), round - 100);
-        assert_eq!(known(&refaults, Page(5), round + 300), Some((400, false)));
-        refaults.since_out(Page(5), round).expect("it has left").prove(true);
-        refaults.note_out(0, Page(5), round);
-        assert_eq!(known(&refaults, Page(5), round + 300), Some((300, true)));
-    }
-
-    impl Refaults {
-        fn mark_of(&self, evictor: usize, page: Page) -> &AtomicU32 {
-            Refaults::mark(&self.tables[evictor], page).0
+            assert_eq!(refaults.since_out(Page(77), 6000), Some(since));
         }
     }
 }

@@ -12,7 +12,6 @@
 //! `protection_epoch` odd, **then** look at the words. A fault takes its page, **then** reads the epoch, maps, reads the
 //! epoch again, and says `protected` unless the epoch was even and did not move.
 
-use super::lasting::Turn;
 use super::pipeline::Victim;
 use crate::Engine;
 use crate::expected::Marks;
@@ -23,7 +22,7 @@ use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, Policy, Verdict, World};
 use farshore_core::table::GranuleRef;
-use farshore_core::word::{AtomicWord, BeginEvict, CHANCES_MAX, Collateral, Release, State, Word};
+use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
 /// Between two victims there may be this many writable pages before two calls are better than one: each such page may
 /// cost a fault when it is written next, and a call costs a TLB flush.
@@ -41,10 +40,6 @@ pub(super) enum Which {
         stay: Bits,
         /// Pages that are expected soon, or late.
         marks: Marks,
-        /// Whose turn it is of those that have the most chances …
-        turn: Turn,
-        /// … and how many of them, whose turn it is not, are passed over.
-        spare: u32,
     },
     /// Those that are wished to leave.
     Wished(Bits),
@@ -69,8 +64,6 @@ pub(super) struct Look {
     pub populated: bool,
     /// Pages were passed over because they are expected soon.
     pub passed_soon: bool,
-    /// Pages that were passed over because it is not their turn.
-    pub spared: u32,
 }
 
 impl<W: World> Engine<W> {
@@ -87,19 +80,15 @@ impl<W: World> Engine<W> {
     ) -> Look {
         let first_victim = victims.len();
         let mut dirty = victims.iter().filter(|v| v.dirty).count();
-        let mut look = Look { next: from, populated: false, passed_soon: false, spared: 0 };
+        let mut look = Look { next: from, populated: false, passed_soon: false };
         let (mut soon_passed, mut late_taken) = (NO_PAGES, NO_PAGES);
         let some_are_closed = self.health.some_are_closed();
-        let lasting = match &which {
-            Which::AllBut { turn, spare, .. } => Some((*turn, *spare)),
-            _ => None,
-        };
         while look.next < GRANULE_PAGES && victims.len() < room {
             let index = look.next;
             let word = &g.words[index];
             let page = g.id.first().plus(index as u64);
             let (passed, wished, soon, late) = match &which {
-                Which::AllBut { stay, marks, .. } => (has(stay, index), false, has(&marks.soon, index), has(&marks.late, index)),
+                Which::AllBut { stay, marks } => (has(stay, index), false, has(&marks.soon, index), has(&marks.late, index)),
                 Which::Wished(bits) => (!has(bits, index), true, false, false),
                 Which::Late(bits) => (!has(bits, index), true, false, true),
             };
@@ -115,13 +104,6 @@ impl<W: World> Engine<W> {
                 Verdict::EvictUnlessChances => !late,
                 Verdict::Evict => false,
             };
-            if chances
-                && now.chances() == CHANCES_MAX
-                && lasting.is_some_and(|(turn, spare)| look.spared < spare && !turn.is_of(page))
-            {
-                look.spared += 1;
-                continue;
-            }
             // Chances are used up first: so it stays for longer than a page with as many of which nothing is expected.
             if soon && !(chances && now.chances() > 0) {
                 add(&mut soon_passed, index);

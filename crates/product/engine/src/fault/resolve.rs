@@ -561,7 +561,7 @@ impl<W: World> Engine<W> {
         self.part_ended(fault);
         let protected = epoch.has_moved(at.granule);
         self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
-        let chances = self.chances_of_fetched(fault, along);
+        let chances = self.policy.chances(self.how_it_came(fault.page, along));
         fault.chances = chances;
         if dirty {
             self.release(fault.page, at.word, Release::Dirty { chances, guessed, protected });
@@ -577,20 +577,10 @@ impl<W: World> Engine<W> {
     }
 
     /// Pages that come with others are a stream's, whose returns say how long it is and not how often it is used (`evict::loops`).
-    fn chances_of_fetched(&self, fault: &Fault, along: Along) -> u8 {
+    fn how_it_came(&self, page: Page, along: Along) -> Came {
         let evictors = &self.evictors;
-        let left = if along.pages() == 1 { evictors.refaults.since_out(fault.page, evictors.loops.left()) } else { None };
-        let Some(left) = left else { return self.policy.chances(Came::Fetched) };
-        let back = Return { distance: left.since, frames: self.frames().limit() };
-        let chances = self.policy.chances(if left.proven { Came::ReturnedAgain(back) } else { Came::Returned(back) });
-        if chances > 0 {
-            self.stats.add(fault.core, Count::Returned, 1);
-            if left.proven {
-                self.stats.add(fault.core, Count::ReturnedAgain, 1);
-            }
-        }
-        left.prove(chances > 0);
-        chances
+        let distance = if along.pages() == 1 { evictors.refaults.since_out(page, evictors.loops.left()) } else { None };
+        distance.map_or(Came::Fetched, |distance| Came::Returned(Return { distance, frames: self.frames().limit() }))
     }
 
     /// A page that was out is mapped: whoever takes over must not take it out of its slot or stage again, however it has changed since.

@@ -31,7 +31,6 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::LazyLock;
 
-use farshore_core::word::CHANCES_MAX;
 use farshore_replay::sample::Sample;
 
 use super::ghosts::Mixed;
@@ -63,9 +62,7 @@ pub struct Looks {
     away: HashMap<u64, Away, BuildHasherDefault<Mixed>>,
     /// How often evictors pass those over that came back soon, before they leave again.
     chances: HashMap<u64, Since, BuildHasherDefault<Mixed>>,
-    /// How long pages with some chances, not the most, have stayed of late, and how many rounds of evictors that were.
-    rounds: (f64, f64),
-    /// How many of those that are away were asked to leave for a look.
+    /// How many of them were asked to leave for a look.
     asked: usize,
     slices: Vec<Slice>,
     /// Looks that ended as the page came back.
@@ -90,8 +87,6 @@ struct Away {
 
 /// How long pages linger follows from how many are passed over, and that from how long they linger: in so many rounds.
 const ROUNDS: usize = 8;
-/// What is known of rounds follows the last so many.
-const ROUNDS_KNOWN: f64 = 4096.0;
 /// Pages that come back so soon are passed over: within this part of the time for which a page stays.
 const SOON: f64 = 0.25;
 
@@ -103,7 +98,6 @@ struct Since {
     read: bool,
     /// How long it had been away.
     bucket: u16,
-    came_ns: u64,
 }
 
 impl Away {
@@ -306,7 +300,6 @@ impl Looks {
             most,
             away: HashMap::default(),
             chances: HashMap::default(),
-            rounds: (0.0, 0.0),
             asked: 0,
             slices: Vec::new(),
             ended: 0.0,
@@ -350,10 +343,9 @@ impl Looks {
         if !asked && !self.sample.has(page) {
             return;
         }
-        // Who is asked to leave is not passed over.
+        // An evictor came by as often as it passed the page over, and once more. Who is asked to leave is not passed over.
         let since = self.chances.remove(&page).filter(|_| !asked).unwrap_or_default();
-        let looks = self.looked_at(since, ns);
-        let before = self.away.insert(page, Away { since_ns: ns, asked, looks, since });
+        let before = self.away.insert(page, Away { since_ns: ns, asked, looks: 1.0 + f64::from(since.chances), since });
         self.asked = self.asked + usize::from(asked) - usize::from(before.is_some_and(|before| before.asked));
         if (self.away.len() - self.asked).max(self.chances.len()) > self.most {
             self.sample.thin_out();
@@ -361,24 +353,6 @@ impl Looks {
             self.away.retain(|&page, away| away.asked || sample.has(page));
             self.chances.retain(|&page, _| sample.has(page));
         }
-    }
-
-    /// How often an evictor came by before the page left: as often as it passed it over, and once more. The first of the most chances may last for many rounds, which is told by
-    /// how long the page stayed. A page comes at any time of a round.
-    fn looked_at(&mut self, since: Since, ns: u64) -> f64 {
-        let (chances, stayed) = (f64::from(since.chances), ns.saturating_sub(since.came_ns) as f64);
-        let (known, rounds) = &mut self.rounds;
-        if since.chances >= CHANCES_MAX && *known > 0.0 {
-            return (1.0 + chances).max(0.5 + stayed * *rounds / *known);
-        }
-        if (1..CHANCES_MAX).contains(&since.chances) {
-            *known += stayed;
-            *rounds += 0.5 + chances;
-            if *rounds > ROUNDS_KNOWN {
-                (*known, *rounds) = (*known / 2.0, *rounds / 2.0);
-            }
-        }
-        1.0 + chances
     }
 
     /// A page has come back, and evictors will pass it over so many times. Whether it had left for a look.
@@ -396,7 +370,7 @@ impl Looks {
         slice.passed[bucket(took as f64)] += away.passed(weight);
         slice.passed_since[usize::from(away.since.read)][usize::from(away.since.bucket)] += away.passed(weight);
         if chances > 0 && self.sample.has(page) {
-            let since = Since { chances, read: how != Came::Rescued, bucket: bucket(took as f64) as u16, came_ns: ns };
+            let since = Since { chances, read: how != Came::Rescued, bucket: bucket(took as f64) as u16 };
             self.chances.insert(page, since);
         }
         if away.asked {
@@ -648,19 +622,7 @@ mod tests {
 
     /// A memory that sends away any page but those that have chances, and lets the last ones linger: misses after all pages were touched once, and what was heard. Each
     /// `look_every` turns a page that is there is looked at, once something has left. At most `most` are followed.
-    fn run(trace: &[u64], memory: (usize, usize), seed: u64, look_every: u64, most: usize) -> (f64, Looks) {
-        run_lasting(trace, memory, seed, look_every, most, 1)
-    }
-
-    /// The same where the first of the most chances is lost at one of so many looks.
-    fn run_lasting(
-        trace: &[u64],
-        (room, staged): (usize, usize),
-        seed: u64,
-        look_every: u64,
-        most: usize,
-        lasts: u64,
-    ) -> (f64, Looks) {
+    fn run(trace: &[u64], (room, staged): (usize, usize), seed: u64, look_every: u64, most: usize) -> (f64, Looks) {
         let (mut random, mut there, mut here, mut known) = (Random(seed), Vec::new(), HashSet::new(), HashSet::new());
         let (mut looks, mut misses, mut asked) = (Looks::with(most), 0.0, HashSet::new());
         let mut lingering: VecDeque<u64> = VecDeque::new();
@@ -685,7 +647,6 @@ mod tests {
                 let victim = loop {
                     let place = random.below(room as u64) as usize;
                     match chances.get_mut(&there[place]) {
-                        Some((_, left)) if *left == CHANCES[1] && random.below(lasts) > 0 => {}
                         Some((_, left)) if *left > 0 => *left -= 1,
                         _ => break there.swap_remove(place),
                     }
@@ -772,24 +733,6 @@ mod tests {
     fn less_memory_is_told_from_one_run() {
         let wrong = told_wrongly(1 << 12, 0.0);
         assert!(wrong.is_empty(), "{wrong:#?}");
-    }
-
-    #[test]
-    fn less_memory_is_told_where_pages_stay_for_many_rounds() {
-        let (_, trace, ..) = traces().into_iter().find(|(name, ..)| *name == "hot").expect("it is among them");
-        for lasts in [4, 16] {
-            let of = |part: f64| ((2000.0 * part) as usize, (200.0 * part) as usize);
-            let (misses, looks) = run_lasting(&trace, of(1.0), 3, 0, 1 << 12, lasts);
-            let fewer = looks.fewer(2000.0, 200.0).expect("enough has come back");
-            for part in [0.75, 0.5, 0.25] {
-                let (less, _) = run_lasting(&trace, of(part), 5, 0, 1 << 12, lasts);
-                let (told, took) = (1.0 + fewer.with(part).more.pages / misses, less / misses);
-                assert!(
-                    (0.6..1.4).contains(&(told / took)),
-                    "one in {lasts}, {part}: told {told:.2}, took {took:.2} of {misses}"
-                );
-            }
-        }
     }
 
     #[test]
