@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table fleet-table autopilot-table plan-table remote-table density-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table fleet-table autopilot-table plan-table remote-table density-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote redis redis-long mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -97,6 +97,8 @@ pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 ablate: ## what an experiment leaves out is out, and no byte is wrong
 pools: ## compressed RAM, alone and in front of a disk
 manager: ## farshore manage: a stand-in for virtual machines, clients that misbehave, kill -9
+redis: ## Redis, and a Cluster of six servers, as swap space: killed, stopped, resharded
+redis-long: ## the same, each kind of fault twenty times (half an hour)
 mirror: ## pages on several nodes and disks, of which one is killed, hangs, lies or is full
 survived: ## faults of nodes and networks at random moments, and how long nothing moves
 survived-long: ## the same, each kind twenty times (an hour)
@@ -133,7 +135,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
+front unit sim canaries loom miri real real-more rows rows-long pace ablate pools remote redis redis-long mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -136,6 +136,16 @@ class Server:
         return f"nbd+unix:///?socket={self.socket}"
 
 
+# As FILLS; then a child goes on alone, does nothing for as long as is said, and checks all.
+OUTLIVES = """
+import os, sys, time
+m = [bytearray(b'%07d' % n * 512) for n in range(14000)]
+if os.fork(): os._exit(0)
+time.sleep(SLEEP)
+print('right' if all(some == b'%07d' % n * 512 for n, some in enumerate(m)) else 'wrong', flush=True)
+"""
+
+
 class Remote(Command):
     """Servers, and programs at work."""
 
@@ -186,6 +196,26 @@ class Remote(Command):
             process.popen.stdin.close()
             outcome, out = self.ended(process)
         expect((outcome.status, out.splitlines()[-1:]) == (0, ["right"]), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
+
+    @contextlib.contextmanager
+    def filled(self, spec, *options):
+        """FILLS at work."""
+        with self.running(["--memory", "16M", "--swap", spec, *options], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
+            pid = self.managed(process)
+            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
+            yield process, pid
+
+    def right(self, process):
+        """It ends, and finds its data right."""
+        process.popen.stdin.close()
+        outcome, out = self.ended(process)
+        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
+
+    def outlives(self, spec, mode, seconds):
+        """A child whose parent has ended sleeps for so long, has evicted nothing itself, and finds all that its parent had."""
+        program = OUTLIVES.replace("SLEEP", str(seconds))
+        done = self.call("run", "--memory", "16M", "--fault", mode, "--swap", spec, "--", sys.executable, "-c", program, timeout=seconds + 120)
+        expect((done.status, done.out) == (0, "right\n"), f"status {done.status}: {done.out[-200:]} {done.err[-500:]}")
 
     def rounds(self, process, count):
         for _ in range(count):
@@ -368,20 +398,6 @@ class TestNode(Remote):
     def resident(pid):
         with open(f"/proc/{pid}/status", encoding="utf-8") as file:
             return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) << 10
-
-    @contextlib.contextmanager
-    def filled(self, spec, *options):
-        """FILLS at work."""
-        with self.running(["--memory", "16M", "--swap", spec, *options], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
-            pid = self.managed(process)
-            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
-            yield process, pid
-
-    def right(self, process):
-        """It ends, and finds its data right."""
-        process.popen.stdin.close()
-        outcome, out = self.ended(process)
-        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
 
     def test_memory_is_back(self):
         """A program that is killed: its node's memory is the system's again after --keep; another program's stays."""

@@ -10,6 +10,7 @@ use crate::mapped;
 use crate::mirror::{Mirror, queue::MirrorQueue};
 use crate::nbd::{NbdQueue, NbdSpace, Waits};
 use crate::ram::{RamQueue, RamSpace};
+use crate::redis::{RedisQueue, RedisSpace};
 use farshore_config::{Compression, SwapSpec};
 use farshore_core::seams::{
     Backend, CopyChange, FaultsSeen, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
@@ -31,6 +32,8 @@ pub enum AnyBackend {
     Ram(RamSpace),
     /// An export of a server.
     Nbd(NbdSpace),
+    /// Keys of a server, or of a Cluster.
+    Redis(RedisSpace),
     /// A space that is kept several times.
     Mirror(Box<Mirror>),
     /// A space of any kind, with faults injected.
@@ -142,6 +145,7 @@ impl AnyBackend {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions { partly, ..FileOptions::default() }, notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Nbd(export)], _) => Ok(AnyBackend::Nbd(NbdSpace::open(export, Waits::Long, notice)?)),
+            ([SwapSpec::Redis(keys)], _) => Ok(AnyBackend::Redis(RedisSpace::open(keys, notice)?)),
             ([SwapSpec::Mirror(copies)], _) => {
                 let faults = faults.cloned();
                 let open = move |n: usize, copy: &SwapSpec, notice: &mut dyn FnMut(&str)| {
@@ -178,9 +182,12 @@ impl AnyBackend {
             AnyBackend::Compressed(pool) => Some(pool),
             AnyBackend::Faulty(faulty) => faulty.inner().pool(),
             AnyBackend::Layered(layers) => layers.own().map_or_else(|| layers.base().pool(), AnyBackend::pool),
-            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => {
-                None
-            }
+            AnyBackend::Encrypted(_)
+            | AnyBackend::File(_)
+            | AnyBackend::Ram(_)
+            | AnyBackend::Nbd(_)
+            | AnyBackend::Redis(_)
+            | AnyBackend::Mirror(_) => None,
         }
     }
 
@@ -188,7 +195,7 @@ impl AnyBackend {
     pub fn files(&self) -> Option<&FileArray> {
         match self {
             AnyBackend::File(files) => Some(files),
-            AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => None,
+            AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) | AnyBackend::Mirror(_) => None,
             AnyBackend::Faulty(faulty) => faulty.inner().files(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().files(),
             AnyBackend::Layered(layers) => layers.own().and_then(AnyBackend::files),
@@ -204,6 +211,7 @@ impl AnyBackend {
             AnyBackend::Encrypted(encrypted) => encrypted.inner().export(),
             AnyBackend::File(_)
             | AnyBackend::Ram(_)
+            | AnyBackend::Redis(_)
             | AnyBackend::Mirror(_)
             | AnyBackend::Layered(_)
             | AnyBackend::Compressed(_) => None,
@@ -214,7 +222,7 @@ impl AnyBackend {
     pub fn mirror(&self) -> Option<&Mirror> {
         match self {
             AnyBackend::Mirror(mirror) => Some(mirror),
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) => None,
             AnyBackend::Faulty(faulty) => faulty.inner().mirror(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().mirror(),
             AnyBackend::Layered(layers) => layers.own().or(Some(layers.base())).and_then(AnyBackend::mirror),
@@ -226,6 +234,7 @@ impl AnyBackend {
     pub fn forked(&self, shared: bool) {
         match self {
             AnyBackend::Nbd(export) => export.forked(shared),
+            AnyBackend::Redis(keys) => keys.forked(shared),
             AnyBackend::File(_) | AnyBackend::Ram(_) => {}
             AnyBackend::Mirror(mirror) => mirror.forked(shared),
             AnyBackend::Faulty(faulty) => faulty.inner().forked(shared),
@@ -241,13 +250,26 @@ impl AnyBackend {
     /// Whether it can give room back that is no longer needed.
     pub fn gives_back(&self) -> bool {
         match self {
-            AnyBackend::File(_) | AnyBackend::Nbd(_) => true,
+            AnyBackend::File(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) => true,
             AnyBackend::Ram(_) => false,
             AnyBackend::Mirror(mirror) => mirror.copies().any(|copy| copy.gives_back()),
             AnyBackend::Faulty(faulty) => faulty.inner().gives_back(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().gives_back(),
             AnyBackend::Layered(layers) => layers.own().is_some_and(AnyBackend::gives_back),
             AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::gives_back),
+        }
+    }
+
+    /// Whether its pages, and those that a forked child has inherited, are lost unless somebody calls [`Spaces::keep`]: a server forgets them.
+    pub fn wants_keeping(&self) -> bool {
+        match self {
+            AnyBackend::Nbd(_) | AnyBackend::Redis(_) => true,
+            AnyBackend::File(_) | AnyBackend::Ram(_) => false,
+            AnyBackend::Mirror(mirror) => mirror.copies().any(|copy| copy.wants_keeping()),
+            AnyBackend::Faulty(faulty) => faulty.inner().wants_keeping(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().wants_keeping(),
+            AnyBackend::Layered(layers) => layers.base().wants_keeping() || layers.own().is_some_and(AnyBackend::wants_keeping),
+            AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::wants_keeping),
         }
     }
 
@@ -279,7 +301,7 @@ impl AnyBackend {
     /// Whether pages that are written now are encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => false,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) | AnyBackend::Mirror(_) => false,
             AnyBackend::Faulty(faulty) => faulty.inner().is_encrypted(),
             AnyBackend::Encrypted(_) => true,
             // A child's own spaces are opened as their bases were.
@@ -295,7 +317,9 @@ impl AnyBackend {
     /// The first key that cannot be locked; the others are tried all the same.
     pub fn lock_keys(&self) -> Result<(), CipherError> {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Mirror(_) => Ok(()),
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) | AnyBackend::Mirror(_) => {
+                Ok(())
+            }
             AnyBackend::Faulty(faulty) => faulty.inner().lock_keys(),
             AnyBackend::Encrypted(encrypted) => encrypted.cipher().lock(),
             AnyBackend::Layered(layers) => {
@@ -309,7 +333,7 @@ impl AnyBackend {
     /// Memory that the space has mapped for itself besides what it has allocated, in bytes.
     pub fn mapped_bytes(&self) -> u64 {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => 0,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) | AnyBackend::Redis(_) => 0,
             AnyBackend::Mirror(mirror) => mirror.copies().map(|copy| copy.mapped_bytes()).sum(),
             AnyBackend::Faulty(faulty) => faulty.inner().mapped_bytes(),
             AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
@@ -325,6 +349,7 @@ impl AnyBackend {
             AnyBackend::File(files) => Box::new(files.fds()),
             AnyBackend::Ram(_) => Box::new(core::iter::empty()),
             AnyBackend::Nbd(export) => Box::new(export.fds()),
+            AnyBackend::Redis(keys) => Box::new(keys.fds()),
             AnyBackend::Mirror(mirror) => Box::new(mirror.fds()),
             AnyBackend::Faulty(faulty) => faulty.inner().fds(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().fds(),
@@ -345,6 +370,7 @@ impl AnyBackend {
             AnyBackend::File(files) => files.take_rings(),
             AnyBackend::Ram(_) => Vec::new(),
             AnyBackend::Nbd(export) => export.take_sockets(),
+            AnyBackend::Redis(keys) => keys.take_sockets(),
             AnyBackend::Mirror(mirror) => mirror.copies().flat_map(|copy| copy.take_rings()).collect(),
             AnyBackend::Faulty(faulty) => faulty.inner().take_rings(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().take_rings(),
@@ -361,6 +387,7 @@ macro_rules! inside {
             $enum::File($inner) => $what,
             $enum::Ram($inner) => $what,
             $enum::Nbd($inner) => $what,
+            $enum::Redis($inner) => $what,
             $enum::Mirror($inner) => $what,
             $enum::Faulty($inner) => $what,
             $enum::Encrypted($inner) => $what,
@@ -378,6 +405,7 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => AnyQueue::File(files.queue(depth)?),
             AnyBackend::Ram(ram) => AnyQueue::Ram(ram.queue(depth)?),
             AnyBackend::Nbd(export) => AnyQueue::Nbd(export.queue(depth)?),
+            AnyBackend::Redis(keys) => AnyQueue::Redis(keys.queue(depth)?),
             AnyBackend::Mirror(mirror) => AnyQueue::Mirror(Box::new(mirror.queue(depth)?)),
             AnyBackend::Faulty(faulty) => AnyQueue::Faulty(Box::new(faulty.queue(depth)?)),
             AnyBackend::Encrypted(encrypted) => AnyQueue::Encrypted(Box::new(encrypted.queue(depth)?)),
@@ -507,6 +535,8 @@ pub enum AnyQueue {
     Ram(RamQueue),
     /// To an export of a server.
     Nbd(NbdQueue),
+    /// To keys of a server, or of a Cluster.
+    Redis(RedisQueue),
     /// To each copy of a space that is kept several times.
     Mirror(Box<MirrorQueue>),
     /// To a space of any kind, with faults injected.

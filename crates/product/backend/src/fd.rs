@@ -46,33 +46,33 @@ pub(crate) fn raise(mut fd: Fd) -> Result<Fd, Errno> {
 
 /// Numbers of descriptors that come and go while other threads read the list.
 #[derive(Debug)]
-pub(crate) struct FdList([AtomicI32; 32]);
+pub(crate) struct FdList<const MOST: usize = 32>([AtomicI32; MOST]);
 
-impl FdList {
+impl<const MOST: usize> FdList<MOST> {
     const FREE: i32 = -1;
 
-    pub(crate) fn new() -> FdList {
-        FdList([const { AtomicI32::new(FdList::FREE) }; 32])
+    pub(crate) fn new() -> Self {
+        FdList([const { AtomicI32::new(Self::FREE) }; MOST])
     }
 
     /// Adds `fd`; `false` when the list is full.
     pub(crate) fn add(&self, fd: RawFd) -> bool {
         // Release pairs with the Acquire in `iter`: a thread that sees the number sees an open descriptor.
-        self.0.iter().any(|e| e.compare_exchange(FdList::FREE, fd, Ordering::Release, Ordering::Relaxed).is_ok())
+        self.0.iter().any(|e| e.compare_exchange(Self::FREE, fd, Ordering::Release, Ordering::Relaxed).is_ok())
     }
 
     pub(crate) fn remove(&self, fd: RawFd) {
-        let _ = self.0.iter().any(|e| e.compare_exchange(fd, FdList::FREE, Ordering::Release, Ordering::Relaxed).is_ok());
+        let _ = self.0.iter().any(|e| e.compare_exchange(fd, Self::FREE, Ordering::Release, Ordering::Relaxed).is_ok());
     }
 
     /// Takes all of them off the list.
     pub(crate) fn take(&self) -> Vec<RawFd> {
-        let all = self.0.iter().map(|e| e.swap(FdList::FREE, Ordering::AcqRel));
-        all.filter(|&fd| fd != FdList::FREE).collect()
+        let all = self.0.iter().map(|e| e.swap(Self::FREE, Ordering::AcqRel));
+        all.filter(|&fd| fd != Self::FREE).collect()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = RawFd> {
-        self.0.iter().map(|e| e.load(Ordering::Acquire)).filter(|&fd| fd != FdList::FREE)
+        self.0.iter().map(|e| e.load(Ordering::Acquire)).filter(|&fd| fd != Self::FREE)
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_list_holds_what_is_open() {
-        let list = FdList::new();
+        let list = FdList::<32>::new();
         assert!((10..42).all(|fd| list.add(fd)));
         assert!(!list.add(42));
         list.remove(11);

@@ -7,6 +7,7 @@
 //! | [`ram`] | memory of this machine, with a fixed latency if wanted | tests and measuring |
 //! | [`compressed`] | a pool of compressed pages in RAM, in front of another space or alone | RAM is faster than a disk |
 //! | [`nbd`] | an export of an NBD server | `nbd://`: memory of other machines |
+//! | [`redis`] | keys of a Redis or Valkey server, or of a Cluster | `redis://`: the same |
 //! | [`mirror`] | two or three of these, each of which has all pages | `mirror:`: what one loses the others have |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
 //! | [`encrypt`] | wraps any of them, so that its medium holds noise | `--encrypt` |
@@ -42,8 +43,10 @@ pub mod mapped;
 pub mod mirror;
 pub mod nbd;
 pub mod ram;
+pub mod redis;
 mod reserved;
 mod sleep;
+mod socket;
 
 pub use any::AnyBackend;
 pub use encrypt::Cipher;

@@ -395,7 +395,7 @@ fn kinds_are_opened_by_name_and_mixed_ones_refused() {
     assert_eq!((pooled.name(), pooled.spaces()), (format!("ram:lz4 over {here} + {here}").as_str(), 2));
     assert!(open(&[&here, "ram:lz4"]).unwrap_err().contains("before them"));
     assert!(open(&["ram:lz4", &here, "ram:zstd"]).unwrap_err().contains("together"));
-    assert!(open(&["redis://a"]).unwrap_err().contains("not built yet"));
+    assert!(open(&["rediss://a"]).unwrap_err().contains("not built yet"));
     assert!(open(&[]).unwrap_err().contains("--swap"));
     let mut queue = array.queue(4).unwrap();
     let batch = pages(500, 100, 0);

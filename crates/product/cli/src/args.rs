@@ -134,6 +134,9 @@ pub struct RunArgs {
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   nbd://HOST[:PORT][/EXPORT][,force], nbd+unix:///[EXPORT]?socket=PATH
     ///                          memory or disks of another machine, by an NBD server: always encrypted, for one run at a time;
+    ///   redis://HOST[:PORT], redis+unix:///PATH, each with [,size=SIZE][,expire=TIME][,password-file=PATH]
+    ///                          a Redis or Valkey server, or a Cluster by one of its servers: always encrypted. Pages of
+    ///                          a program that was killed go after TIME (3600s);
     ///   mirror:(SPEC,SPEC[,SPEC])
     ///                          two or three of these (no pool), each of which has all pages: what one loses the others have;
     ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
@@ -250,7 +253,7 @@ pub struct RunArgs {
     /// AES-256-XTS, about a microsecond a page, and a MiB of memory for each evictor. The key is random and exists only in memory
     /// (4 KiB) that is locked, which counts towards RLIMIT_MEMLOCK, and left out of core dumps. A forked child reads its parent's
     /// pages with the parent's key, and has one of its own for what it writes itself. What is local stays plain: the kernel's own
-    /// swap and core dumps hold it. With nbd: pages are always encrypted. On a block device (dev:) they are too, unless --no-follow is given: all programs
+    /// swap and core dumps hold it. With nbd: and redis: pages are always encrypted. On a block device (dev:) they are too, unless --no-follow is given: all programs
     /// of a family have the whole device open.
     ///
     /// Without it the program's cold pages are plain text in the swap space, and stay there after its end: on a device until

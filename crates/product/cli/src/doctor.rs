@@ -181,6 +181,10 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
             let seen = "an export of a server, encrypted; whether it can be used is seen when a program starts";
             return findings.push(Finding::required(&name, Ok(seen.into()), ""));
         }
+        SwapSpec::Redis(_) => {
+            let seen = "keys of a server or of a Cluster, encrypted; whether they can be used is seen when a program starts";
+            return findings.push(Finding::required(&name, Ok(seen.into()), ""));
+        }
         _ => return findings.push(Finding::required(&name, Ok("lies in RAM".into()), "")),
     };
     let room = swap::room(folder).map_or_else(|| "room not known".into(), |room| format!("{} free", bytes(room)));

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farshore_config::{ConfigError, NbdExport, NbdServer, Size, SwapSpec};
+use farshore_config::{ConfigError, NbdExport, RedisKeys, ServerPlace, Size, SwapSpec};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
@@ -33,16 +33,21 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
             ))
         })
     };
+    let known = |server: ServerPlace| -> Result<ServerPlace, Refusal> {
+        Ok(match server {
+            ServerPlace::Unix(path) => ServerPlace::Unix(whole(path)?),
+            ServerPlace::Tcp { host, port } => ServerPlace::Tcp { host: address(&host, port)?, port },
+        })
+    };
     Ok(match spec {
         SwapSpec::Dir(path) => SwapSpec::Dir(whole(path)?),
         SwapSpec::File { path, size } => SwapSpec::File { path: whole(path)?, size },
         SwapSpec::Dev { path, size, force } => SwapSpec::Dev { path: whole(path)?, size, force },
-        SwapSpec::Nbd(export) => SwapSpec::Nbd(match export.server {
-            NbdServer::Unix(path) => NbdExport { server: NbdServer::Unix(whole(path)?), ..export },
-            NbdServer::Tcp { ref host, port } => {
-                let host = address(host, port)?;
-                NbdExport { server: NbdServer::Tcp { host, port }, ..export }
-            }
+        SwapSpec::Nbd(export) => SwapSpec::Nbd(NbdExport { server: known(export.server)?, ..export }),
+        SwapSpec::Redis(keys) => SwapSpec::Redis(RedisKeys {
+            server: known(keys.server)?,
+            password_file: keys.password_file.map(whole).transpose()?,
+            ..keys
         }),
         SwapSpec::Mirror(copies) => {
             let known = SwapSpec::Mirror(copies.into_iter().map(absolute).collect::<Result<_, _>>()?);
@@ -86,6 +91,13 @@ pub fn check(spec: &SwapSpec) -> Result<(), Refusal> {
         }
         SwapSpec::Dev { path, .. } => check_device(spec, path),
         SwapSpec::Mirror(copies) => copies.iter().try_for_each(check),
+        SwapSpec::Redis(RedisKeys { password_file: Some(path), .. }) => match std::fs::File::open(path) {
+            Ok(_) => Ok(()),
+            Err(error) => refuse(
+                spec,
+                &format!("the file with its password cannot be read ({error}): change its permissions, or name another"),
+            ),
+        },
         _ => Ok(()),
     }
 }

@@ -431,7 +431,7 @@ mod tests {
             ("tape:/x", "tape:/x"),
             ("dir:srv", "absolute"),
             ("file:x,size=1G", "absolute"),
-            ("redis://a", "redis://a"),
+            ("rediss://a", "rediss://a"),
             ("", "\"\""),
         ] {
             for key in ["swap+", "swap-"] {

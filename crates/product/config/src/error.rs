@@ -62,7 +62,7 @@ impl std::fmt::Display for ConfigError {
             ConfigError::NotBuilt { spec } => {
                 write!(
                     f,
-                    "swap space {spec:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, ram:auto, nbd://, mirror: or delay:"
+                    "swap space {spec:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, ram:auto, nbd://, redis://, mirror: or delay:"
                 )
             }
             ConfigError::Missing { option, hint } => write!(f, "{option} is missing: {hint}"),

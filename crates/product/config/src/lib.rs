@@ -29,6 +29,8 @@ mod nbd;
 mod options;
 pub mod pace;
 mod plain;
+mod redis;
+mod server;
 mod size;
 mod slowdown;
 pub mod stats;
@@ -40,12 +42,14 @@ pub use ablate::Ablate;
 pub use budget::{BUDGET_NAME_MAX, Budget, Seat};
 pub use error::ConfigError;
 pub use named::Named;
-pub use nbd::{EXPORT_MAX, NbdExport, NbdServer};
+pub use nbd::{EXPORT_MAX, NbdExport};
 pub use options::{
     FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
     PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
 pub use plain::{plain, plain_json, plain_lines};
+pub use redis::RedisKeys;
+pub use server::ServerPlace;
 pub use size::Size;
 pub use slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap, with_default};

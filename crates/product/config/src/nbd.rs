@@ -3,40 +3,21 @@
 //! allows an export that looks as if it held something.
 
 use crate::error::ConfigError;
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use crate::server::{self, ESCAPED, ServerPlace, decode};
+use percent_encoding::utf8_percent_encode;
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The port of a server whose address names none.
 pub const NBD_PORT: u16 = 10809;
 /// Bytes of the longest name of an export (the protocol's limit).
 pub const EXPORT_MAX: usize = 4096;
-/// Bytes of the longest path of a socket (`sun_path`, with its end).
-const SOCKET_MAX: usize = 107;
-
-/// What is written as `%XX` in the name of an export and in a path, so that it reads back. A comma begins an option.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#').add(b'&').add(b'+').add(b',').add(b'"');
-
-/// How the server is reached.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum NbdServer {
-    /// By TCP. The library takes an address here, and no name: the command has looked the name up.
-    Tcp {
-        /// A name or an address.
-        host: String,
-        /// The port.
-        port: u16,
-    },
-    /// By a socket of this machine.
-    Unix(PathBuf),
-}
 
 /// An export of an NBD server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NbdExport {
     /// Who has it.
-    pub server: NbdServer,
+    pub server: ServerPlace,
     /// Its name; often empty.
     pub name: String,
     /// Use the export although it bears the signature of a file system or the like: its contents are lost.
@@ -54,16 +35,13 @@ impl fmt::Display for NbdExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = utf8_percent_encode(&self.name, ESCAPED);
         match &self.server {
-            NbdServer::Tcp { host, port } => {
-                match host.contains(':') {
-                    true => write!(f, "nbd://[{host}]:{port}")?,
-                    false => write!(f, "nbd://{host}:{port}")?,
-                }
+            ServerPlace::Tcp { host, port } => {
+                server::write_tcp(f, "nbd", host, *port)?;
                 if !self.name.is_empty() {
                     write!(f, "/{name}")?;
                 }
             }
-            NbdServer::Unix(path) => {
+            ServerPlace::Unix(path) => {
                 let path = path.to_string_lossy();
                 write!(f, "nbd+unix:///{name}?socket={}", utf8_percent_encode(&path, ESCAPED))?;
             }
@@ -72,49 +50,21 @@ impl fmt::Display for NbdExport {
     }
 }
 
-/// `HOST`, `HOST:PORT`, `[ADDRESS]:PORT`.
-fn place(text: &str) -> Result<(String, u16), &'static str> {
-    let (host, rest) = match text.strip_prefix('[') {
-        Some(inner) => inner.split_once(']').ok_or("a ] is missing after its address")?,
-        None => text.split_at(text.find(':').unwrap_or(text.len())),
-    };
-    let port = match rest.strip_prefix(':') {
-        None if rest.is_empty() => NBD_PORT,
-        None => return Err("what follows its host is no port"),
-        Some(port) => port.parse().ok().filter(|&port| port != 0).ok_or("its port is not a number from 1 to 65535")?,
-    };
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%');
-    if host.is_empty() || !host.chars().all(is_plain) {
-        return Err("it names no host");
-    }
-    Ok((host.to_owned(), port))
-}
-
-fn decode(text: &str) -> Result<String, &'static str> {
-    let text = percent_decode_str(text).decode_utf8().map_err(|_| "it is not UTF-8")?;
-    if text.contains('\0') { Err("it contains a zero byte") } else { Ok(text.into_owned()) }
-}
-
 /// A server by TCP: what follows `nbd://`.
-fn by_tcp(rest: &str) -> Result<(NbdServer, String), &'static str> {
+fn by_tcp(rest: &str) -> Result<(ServerPlace, String), &'static str> {
     if rest.contains(['?', '#']) {
         return Err("it has a query, which only nbd+unix: takes");
     }
     let (at, name) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = place(at)?;
-    Ok((NbdServer::Tcp { host, port }, decode(name)?))
+    Ok((server::by_tcp(at, NBD_PORT)?, decode(name)?))
 }
 
 /// A server by a socket: what follows `nbd+unix://`.
-fn by_socket(rest: &str) -> Result<(NbdServer, String), &'static str> {
+fn by_socket(rest: &str) -> Result<(ServerPlace, String), &'static str> {
     let path = rest.strip_prefix('/').ok_or("a third / belongs after nbd+unix:, before the name of the export")?;
     let (name, query) = path.split_once('?').ok_or("?socket=PATH is missing")?;
     let socket = query.strip_prefix("socket=").ok_or("?socket=PATH is missing")?;
-    let socket = decode(socket)?;
-    if socket.is_empty() || socket.len() > SOCKET_MAX {
-        return Err("the path of its socket is empty or longer than 107 bytes");
-    }
-    Ok((NbdServer::Unix(socket.into()), decode(name)?))
+    Ok((server::by_socket(socket)?, decode(name)?))
 }
 
 impl FromStr for NbdExport {
@@ -146,11 +96,11 @@ mod tests {
     use super::*;
 
     fn tcp(host: &str, port: u16, name: &str) -> NbdExport {
-        NbdExport { server: NbdServer::Tcp { host: host.into(), port }, name: name.into(), force: false }
+        NbdExport { server: ServerPlace::Tcp { host: host.into(), port }, name: name.into(), force: false }
     }
 
     fn unix(path: &str, name: &str) -> NbdExport {
-        NbdExport { server: NbdServer::Unix(path.into()), name: name.into(), force: false }
+        NbdExport { server: ServerPlace::Unix(path.into()), name: name.into(), force: false }
     }
 
     #[test]

@@ -764,7 +764,7 @@ mod tests {
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));
         assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
         assert!(refused(|o| o.swap = vec![]).contains("--swap"));
-        assert!(refused(|o| o.swap.push(SwapSpec::Later("redis://x".into()))).contains("not built yet"));
+        assert!(refused(|o| o.swap.push(SwapSpec::Later("rediss://x".into()))).contains("not built yet"));
         let error = Partial::default().finish().unwrap_err().to_string();
         assert!(error.contains("--memory"), "{error}");
     }

@@ -2,6 +2,7 @@
 
 use crate::error::ConfigError;
 use crate::nbd::NbdExport;
+use crate::redis::RedisKeys;
 use crate::size::Size;
 use crate::text::serde_as_text;
 use crate::time::Time;
@@ -16,7 +17,7 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write auto, dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd|auto][,size=SIZE], nbd://HOST:PORT[/EXPORT], mirror:(A,B) or delay:TIME";
+const VALID: &str = "write auto, dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd|auto][,size=SIZE], nbd://HOST:PORT[/EXPORT], redis://HOST:PORT, mirror:(A,B) or delay:TIME";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,9 +62,11 @@ pub enum SwapSpec {
     Delay(Time),
     /// An export of an NBD server, on another machine or this one.
     Nbd(NbdExport),
+    /// Keys of a Redis or Valkey server, or of a Cluster.
+    Redis(RedisKeys),
     /// Two or three of these, each of which has all pages.
     Mirror(Vec<SwapSpec>),
-    /// A kind that comes later (a Redis cluster, NBD over TLS), by its whole address.
+    /// A kind that comes later (Redis or NBD over TLS), by its whole address.
     Later(String),
 }
 
@@ -100,7 +103,12 @@ impl SwapSpec {
 
     /// Whether it is memory of somebody else, who may be curious, or one of its copies is.
     pub fn is_remote(&self) -> bool {
-        self.copies().iter().any(|copy| matches!(copy, SwapSpec::Nbd(_)))
+        self.copies().iter().any(|copy| matches!(copy, SwapSpec::Nbd(_) | SwapSpec::Redis(_)))
+    }
+
+    /// Whether it can be one of the copies of a space that is kept several times.
+    pub fn can_be_copy(&self) -> bool {
+        !self.is_pool() && !matches!(self, SwapSpec::Mirror(_) | SwapSpec::Redis(_))
     }
 
     /// Where its pages lie: each of its copies, or itself.
@@ -180,6 +188,7 @@ impl fmt::Display for SwapSpec {
             }
             SwapSpec::Delay(time) => write!(f, "delay:{time}"),
             SwapSpec::Nbd(export) => export.fmt(f),
+            SwapSpec::Redis(keys) => keys.fmt(f),
             SwapSpec::Mirror(copies) => {
                 f.write_str("mirror:(")?;
                 for (n, copy) in copies.iter().enumerate() {
@@ -220,8 +229,21 @@ fn path_of(value: &str, path: &str) -> Result<PathBuf, ConfigError> {
 
 /// The copies of a space that is kept several times: what follows `mirror:`. A comma belongs to the copy before it, unless the name of a kind follows.
 fn copies_of(value: &str, rest: &str) -> Result<Vec<SwapSpec>, ConfigError> {
-    const KINDS: [&str; 12] =
-        ["auto", "dir:", "file:", "dev:", "ram", "delay:", "nbd:", "nbd+unix:", "mirror:", "nbds", "redis://", "rediss://"];
+    const KINDS: [&str; 13] = [
+        "auto",
+        "dir:",
+        "file:",
+        "dev:",
+        "ram",
+        "delay:",
+        "nbd:",
+        "nbd+unix:",
+        "mirror:",
+        "nbds",
+        "redis://",
+        "redis+unix:",
+        "rediss",
+    ];
     let wrong = |why: &str| ConfigError::value("swap space", value, format!("{why}; write mirror:(A,B) or mirror:(A,B,C)"));
     let inside = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     let inside = inside.ok_or_else(|| wrong("its copies belong in parentheses"))?;
@@ -235,7 +257,7 @@ fn copies_of(value: &str, rest: &str) -> Result<Vec<SwapSpec>, ConfigError> {
     if !(2..=COPIES_MAX).contains(&copies.len()) {
         return Err(wrong("it needs two or three copies"));
     }
-    if let Some(copy) = copies.iter().find(|copy| copy.is_pool()) {
+    if let Some(copy) = copies.iter().find(|copy| !copy.can_be_copy()) {
         return Err(wrong(&format!("{copy} cannot be one of the copies")));
     }
     let is_there =
@@ -247,7 +269,7 @@ fn copies_of(value: &str, rest: &str) -> Result<Vec<SwapSpec>, ConfigError> {
 }
 
 /// How the addresses of kinds begin that come later.
-const LATER: [&str; 4] = ["redis://", "rediss://", "nbds://", "nbds+unix://"];
+const LATER: [&str; 4] = ["rediss://", "rediss+unix://", "nbds://", "nbds+unix://"];
 
 impl FromStr for SwapSpec {
     type Err = ConfigError;
@@ -258,6 +280,9 @@ impl FromStr for SwapSpec {
         }
         if NbdExport::is_meant(value) {
             return value.parse().map(SwapSpec::Nbd);
+        }
+        if RedisKeys::is_meant(value) {
+            return value.parse().map(SwapSpec::Redis);
         }
         let (kind, rest) = match value.split_once(':') {
             Some((kind, rest)) => (kind, Some(rest)),
@@ -333,7 +358,8 @@ mod tests {
                 ]),
             ),
             ("nbds://node1", SwapSpec::Later("nbds://node1".into())),
-            ("redis://localhost:6379/0", SwapSpec::Later("redis://localhost:6379/0".into())),
+            ("redis://node1:7000,size=8G", SwapSpec::Redis("redis://node1:7000,size=8G".parse().unwrap())),
+            ("rediss://localhost:6379/0", SwapSpec::Later("rediss://localhost:6379/0".into())),
         ] {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), text);
@@ -386,6 +412,7 @@ mod tests {
             ("mirror:(nbd://a,dir:/x,nbd://a:10809)", "twice"),
             ("mirror:(file:/x\n\u{1b},file:/x\n\u{1b})", "file:/x\\n\\u{1b} is there twice"),
             ("mirror:(dir:/a,ram:lz4)", "cannot be one of the copies"),
+            ("mirror:(dir:/a,redis://b,size=1G)", "redis://b:6379,size=1G cannot be one of the copies"),
             ("mirror:(dir:/a,mirror:(ram,ram))", "in parentheses"),
             ("mirror:(dir:/a,dir:)", "its path is empty"),
             ("mirror:(tape:/x,dir:/a)", "tape:/x"),
@@ -401,23 +428,33 @@ mod tests {
         assert!(both.is_remote() && both.is_device() && !both.is_file() && !both.is_directory() && !both.is_pool());
         let near: SwapSpec = "mirror:(dir:/a,dir:/b)".parse().unwrap();
         assert!(!near.is_remote() && !near.is_device() && !near.is_directory() && near.copies().len() == 2);
+        assert!(near.copies()[0].can_be_copy() && !near.can_be_copy());
         let error = "mirror:(dir:/a,nbds://b)".parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
         assert!(error.contains("nbds://b"), "{error}");
     }
 
     #[test]
     fn what_comes_later_says_so() {
-        for text in
-            ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us", "dev:/dev/x", "nbd://a"]
-        {
+        for text in [
+            "dir:/x",
+            "file:/x",
+            "ram",
+            "ram,size=1G",
+            "ram:lz4",
+            "ram:zstd,size=1G",
+            "delay:1us",
+            "dev:/dev/x",
+            "nbd://a",
+            "redis://a",
+        ] {
             assert_eq!(text.parse::<SwapSpec>().unwrap().check_supported(), Ok(()), "{text}");
         }
-        for text in ["nbds://a:1", "redis://a"] {
+        for text in ["nbds://a:1", "rediss://a"] {
             let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
             assert_eq!(
                 error,
                 format!(
-                    "swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, ram:auto, nbd://, mirror: or delay:"
+                    "swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, ram:auto, nbd://, redis://, mirror: or delay:"
                 )
             );
         }

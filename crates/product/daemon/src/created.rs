@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use farshore_client::programs;
 use farshore_client::vms::name_in;
-use farshore_config::{Budget, NbdServer, Size, Slowdown, SwapSpec};
+use farshore_config::{Budget, ServerPlace, Size, Slowdown, SwapSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
@@ -325,7 +325,11 @@ pub fn has_relative_path(spec: &SwapSpec) -> bool {
     let is_relative = |path: &Path| path.is_relative();
     match spec {
         SwapSpec::Dir(path) | SwapSpec::File { path, .. } | SwapSpec::Dev { path, .. } => is_relative(path),
-        SwapSpec::Nbd(export) => matches!(&export.server, NbdServer::Unix(path) if is_relative(path)),
+        SwapSpec::Nbd(export) => matches!(&export.server, ServerPlace::Unix(path) if is_relative(path)),
+        SwapSpec::Redis(keys) => {
+            matches!(&keys.server, ServerPlace::Unix(path) if is_relative(path))
+                || keys.password_file.as_deref().is_some_and(is_relative)
+        }
         SwapSpec::Mirror(copies) => copies.iter().any(has_relative_path),
         _ => false,
     }

@@ -82,7 +82,7 @@ impl fmt::Display for NoExchange {
             NoExchange::Three => f.write_str("there are three copies, as many as can be; take one away first (swap-=)"),
             NoExchange::There => f.write_str("it is one of the copies already; name another place"),
             NoExchange::Goes => f.write_str("it is just being taken away; try again when 'farshore stat' no longer shows it"),
-            NoExchange::Pool => f.write_str("a pool of compressed pages cannot be one of the copies; name a server, a directory or a device"),
+            NoExchange::Pool => f.write_str("a pool of compressed pages, other copies, and Redis cannot be one of the copies; name a server (nbd:), a directory or a device"),
             NoExchange::Small { bytes, needed: Some(needed) } => write!(
                 f,
                 "it has room for {} of pages, and the other copies have {}; name a larger one",
@@ -160,7 +160,7 @@ impl Mirror {
         if self.shared.is_parents.load(Ordering::Relaxed) {
             return Err(NoExchange::Parents);
         }
-        if spec.is_pool() || matches!(spec, SwapSpec::Mirror(_)) {
+        if !spec.can_be_copy() {
             return Err(NoExchange::Pool);
         }
         match self.place_of(spec).map(|n| self.shared.copies[n].state()) {

@@ -19,7 +19,7 @@
 //! One of the threads that wait has the role of the *receiver*. It takes replies for all, in whatever order the server sends them,
 //! and gives the role up when it has its own. Then it wakes one that sleeps, who takes the role. A thread that wants to sleep says
 //! so first (Asleep) and then looks whether there is a receiver; who gives the role up does so first, and then looks for sleepers.
-//! Both are SeqCst, so one of the two sees the other. A receiver waits in the kernel, for at most [`TICK`](super::connect::TICK) at
+//! Both are SeqCst, so one of the two sees the other. A receiver waits in the kernel, for at most [`TICK`](crate::socket::TICK) at
 //! a time. The others wait for nothing that it holds, but for bytes that only it can get.
 //!
 //! # Connections have numbers
@@ -48,10 +48,11 @@
 
 mod race;
 
-use super::connect::{Failure, is_broken, receive, send_now};
+use super::connect::Failure;
 use super::wire::{self, Command, REPLY};
 use super::{Shared, Waits};
 use crate::sleep;
+use crate::socket::{NO_FD, close, is_broken, receive, replace, send_now};
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -59,7 +60,7 @@ use farshore_core::limits::PAGE_SIZE;
 use farshore_core::sync::Futex;
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::{self, KernelFutex};
-use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::{DupFlags, Errno, dup3};
 use rustix::net::{Shutdown, shutdown};
 use std::mem::ManuallyDrop;
@@ -80,7 +81,6 @@ const FILLING_NS: u64 = 100_000;
 const INPUT: usize = 64 << 10;
 /// Pages of the longest request: within what every server takes.
 pub(super) const PAGES_MAX: usize = 256;
-pub(super) const NO_FD: RawFd = -1;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -582,36 +582,6 @@ impl Request {
 impl Drop for Line {
     fn drop(&mut self) {
         close(&self.fd);
-    }
-}
-
-/// Closes what `place` has.
-pub(super) fn close(place: &AtomicI32) {
-    let fd = place.swap(NO_FD, Ordering::AcqRel);
-    if fd != NO_FD {
-        // SAFETY: ours, and nobody uses it any more.
-        unsafe { rustix::io::close(fd) };
-    }
-}
-
-/// Puts `socket` under the number in `place`, in one step with the end of what had it; under a high one where there is none, or where
-/// the program's limit of descriptors does not allow the old one any more.
-pub(super) fn replace(place: &AtomicI32, socket: Fd) -> Result<(), Errno> {
-    let number = place.load(Ordering::Acquire);
-    if number == NO_FD {
-        let high = crate::fd::raise(socket)?;
-        place.store(high.into_raw(), Ordering::Release);
-        return Ok(());
-    }
-    // SAFETY: the number is ours; it is not closed when this goes away.
-    let mut old = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
-    match dup3(socket.as_fd(), &mut old, DupFlags::CLOEXEC) {
-        // The old number stays, with a socket that is shut down: a thread may be about to use it.
-        Err(Errno::BADF) => {
-            place.store(crate::fd::raise(socket)?.into_raw(), Ordering::Release);
-            Ok(())
-        }
-        result => result,
     }
 }
 

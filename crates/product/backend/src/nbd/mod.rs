@@ -47,9 +47,10 @@ use crate::device::{self, signature};
 use crate::error::OpenError;
 use crate::fd::FdList;
 use crate::sleep;
-use connect::{Failure, Peer, Place};
+use crate::socket;
+use connect::{Failure, Peer};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farshore_config::{NbdExport, NbdServer, SwapSpec};
+use farshore_config::{NbdExport, SwapSpec};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::{Backend, CANNOT, FreeSlots, IoError, MemoryBudget, PageBuf, Reads, Spaces};
 use farshore_core::word::Slot;
@@ -62,7 +63,6 @@ use places::Places;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::{About, Command, MULTI_CONN, READ_ONLY, SEND_TRIM};
@@ -196,31 +196,6 @@ fn refuse(export: &NbdExport, why: impl Into<String>) -> OpenError {
     OpenError::Server { export: export.to_string(), why: why.into() }
 }
 
-fn place_of(export: &NbdExport) -> Result<Place, OpenError> {
-    match &export.server {
-        NbdServer::Tcp { host, port } => {
-            let mut address = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), *port);
-            let (ip, zone) = host.split_once('%').map_or((host.as_str(), None), |(ip, zone)| (ip, Some(zone)));
-            let read = match zone {
-                None => ip.parse().ok().map(|ip| address.set_ip(ip)),
-                // An address of a link alone, with the link's number.
-                Some(zone) => ip
-                    .parse()
-                    .ok()
-                    .zip(zone.parse().ok())
-                    .map(|(ip, zone)| address = SocketAddrV6::new(ip, *port, 0, zone).into()),
-            };
-            let named =
-                || refuse(export, "its host is a name, which only the command `farshore` looks up: give it the host's address");
-            read.ok_or_else(named).map(|()| Place::Tcp(address))
-        }
-        NbdServer::Unix(path) => {
-            let address = SocketAddrUnix::new(path.as_path());
-            Ok(Place::Unix(address.map_err(|errno| refuse(export, format!("the path of its socket cannot be used ({errno})")))?))
-        }
-    }
-}
-
 /// Checks whether an export can be swap space.
 fn suits(export: &NbdExport, about: &About) -> Result<(), OpenError> {
     let why = if about.flags & READ_ONLY != 0 {
@@ -265,7 +240,11 @@ impl NbdSpace {
     /// The server cannot be reached or refuses, its export cannot be used, or holds something.
     pub fn open(export: &NbdExport, waits: Waits, notice: &mut dyn FnMut(&str)) -> Result<NbdSpace, OpenError> {
         let name = SwapSpec::Nbd(export.clone()).to_string();
-        let peer = Peer { place: place_of(export)?, export: export.name.as_bytes().into(), waits };
+        let peer = Peer {
+            place: socket::place_of(&export.server).map_err(|why| refuse(export, why))?,
+            export: export.name.as_bytes().into(),
+            waits,
+        };
         let (socket, about) = peer.connect().map_err(|why| refuse(export, why.to_string()))?;
         suits(export, &about)?;
         let bytes = about.bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64;
@@ -353,7 +332,7 @@ impl NbdSpace {
     /// since it may outlive its parent: a server may forget an export some time after its last connection. `shared`: the two have
     /// one table of descriptors, so none is closed.
     pub(crate) fn forked(&self, shared: bool) {
-        let holds = if shared { None } else { connect::nowhere().ok() };
+        let holds = if shared { None } else { socket::nowhere().ok() };
         let kept = self.lines.iter().position(Line::has_connection);
         for (n, line) in self.lines.iter().enumerate() {
             line.forked(shared, holds.as_ref().map(AsFd::as_fd), kept == Some(n));

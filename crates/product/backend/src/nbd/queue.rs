@@ -16,10 +16,9 @@
 //! the engine keeps their pages.
 
 use super::Shared;
-use super::connect::{nowhere, ready, receive_now, send_now};
-use super::line::{NO_FD, close, replace};
 use super::wire::{self, Command, REPLY, REQUEST};
 use crate::sleep;
+use crate::socket::{NO_FD, close, nowhere, ready, receive_now, replace, send_now};
 use core::sync::atomic::{AtomicI32, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::{IoError, PageBuf, WriteQueue};

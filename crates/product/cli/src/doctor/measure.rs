@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farshore_client::shown::{bytes, duration};
-use farshore_config::{NbdServer, SwapSpec, plain};
+use farshore_config::{ServerPlace, SwapSpec, plain};
 use serde_json::Value;
 
 /// The program, and what makes it one (`crates/product/view/src/touch.rs`).
@@ -84,8 +84,12 @@ fn told(touched: &Value) -> [(&'static str, String); 3] {
 
 /// How long it takes to connect to a server by TCP, in the median: once there and back.
 fn round_trip(spec: &SwapSpec) -> Option<String> {
-    let SwapSpec::Nbd(export) = spec else { return None };
-    let NbdServer::Tcp { host, port } = &export.server else { return None };
+    let server = match spec {
+        SwapSpec::Nbd(export) => &export.server,
+        SwapSpec::Redis(keys) => &keys.server,
+        _ => return None,
+    };
+    let ServerPlace::Tcp { host, port } = server else { return None };
     let address = (host.as_str(), *port).to_socket_addrs().ok()?.next()?;
     let connect = || {
         let begun = Instant::now();
@@ -115,8 +119,10 @@ mod tests {
     fn a_server_has_a_distance() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
         let port = listener.local_addr().expect("it has an address").port();
-        let spec: SwapSpec = format!("nbd://127.0.0.1:{port}").parse().expect("it is one");
-        assert!(round_trip(&spec).is_some_and(|text| text.ends_with("to connect")));
+        for kind in ["nbd", "redis"] {
+            let spec: SwapSpec = format!("{kind}://127.0.0.1:{port}").parse().expect("it is one");
+            assert!(round_trip(&spec).is_some_and(|text| text.ends_with("to connect")));
+        }
         assert_eq!(round_trip(&"ram".parse().expect("it is one")), None);
     }
 }

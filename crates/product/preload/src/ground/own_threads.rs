@@ -312,7 +312,13 @@ pub fn start(runtime: &'static Runtime) -> Result<(), String> {
 fn must_be_there(runtime: &Runtime) -> bool {
     let health = &runtime.engine.health;
     let moving = || !health.all_that_are(Usage::Draining).is_empty() || !health.all_that_are(Usage::Going).is_empty();
-    serve_faults(runtime) || moving() || runtime.changes.are_waiting() || Library::is_measured(runtime)
+    serve_faults(runtime) || moving() || runtime.changes.are_waiting() || Library::is_measured(runtime) || must_keep(runtime)
+}
+
+/// Whether pages of this process, or those that it has inherited, are with a server that forgets those of which it hears nothing: the drainer's thread tells it.
+pub fn must_keep(runtime: &Runtime) -> bool {
+    let slots = &runtime.engine.slots;
+    slots.live() + slots.inherited() > 0 && runtime.engine.backend.wants_keeping()
 }
 
 /// Whether threads of the program wait for ours at each fault: then there is no moment without.
@@ -348,7 +354,8 @@ fn start_all(runtime: &'static Runtime) -> Result<(), Errno> {
     let made = start_needed(runtime);
     if made.is_ok() {
         // Without these it goes on.
-        let more = [runtime.engine.backend.gives_back().then_some(Job::Drain), knock::may_serve().then_some(Job::Control)];
+        let drains = runtime.engine.backend.gives_back() || runtime.engine.backend.wants_keeping();
+        let more = [drains.then_some(Job::Drain), knock::may_serve().then_some(Job::Control)];
         for job in more.into_iter().flatten() {
             if let Err(why) = spawn(job) {
                 report::line(format_args!("{}: some of what 'farshore set' does waits for the next one", no_thread(why)));

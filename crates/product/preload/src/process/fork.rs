@@ -181,6 +181,10 @@ pub fn child_started() {
     if family::wants_kin() {
         let _ = locked(mine, |_| own_threads::start_kin());
     }
+    // The parent may end, and this process sleep: then nobody else tells the server that its pages are wanted. Where there can be no thread now, the first fault makes it.
+    if own_threads::must_keep(mine) {
+        own_threads::ensure_now(mine);
+    }
     signal::sigprocmask(How::Set, mask);
 }
 

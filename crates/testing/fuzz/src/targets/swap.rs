@@ -1,7 +1,7 @@
 //! A swap spec.
 
 use super::{assert_one_line, reads_back, text};
-use farshore_config::{EXPORT_MAX, NbdServer, Size, SwapSpec};
+use farshore_config::{EXPORT_MAX, ServerPlace, Size, SwapSpec};
 
 /// Reads the input as a swap spec.
 pub fn run(input: &[u8]) {
@@ -19,6 +19,7 @@ pub fn run(input: &[u8]) {
             | SwapSpec::Ram { .. }
             | SwapSpec::Delay(_)
             | SwapSpec::Nbd(_)
+            | SwapSpec::Redis(_)
     ) || matches!(&spec, SwapSpec::Mirror(copies) if copies.iter().all(|copy| copy.check_supported().is_ok()));
     match spec.check_supported() {
         Ok(()) => assert!(built, "{text:?} is not built"),
@@ -35,7 +36,7 @@ fn certainly_good(text: &str) -> bool {
     let sized = |prefix: &str| text.strip_prefix(prefix).is_some_and(|size| size.parse::<Size>().is_ok());
     some("dir:")
         || some("dev:") && !text.contains(",size=") && !text.contains(",force")
-        || some("redis://")
+        || some("rediss://")
         || some("file:") && !text.contains(",size=")
         || text == "ram"
         || sized("ram,size=")
@@ -81,13 +82,27 @@ fn assert_means(spec: &SwapSpec, text: &str) {
             assert!(kind == "nbd" || kind == "nbd+unix", "{text:?}");
             assert_eq!(export.force, text.ends_with(",force"), "{text:?}");
             match &export.server {
-                NbdServer::Tcp { host, port } => {
+                ServerPlace::Tcp { host, port } => {
                     assert!(kind == "nbd" && *port > 0 && text.contains(host.as_str()), "{text:?}");
                 }
                 // It ends in the kernel's structure with a zero.
-                NbdServer::Unix(path) => assert!((1..108).contains(&path.as_os_str().len()), "{text:?}"),
+                ServerPlace::Unix(path) => assert!((1..108).contains(&path.as_os_str().len()), "{text:?}"),
             }
             assert!(export.name.len() <= EXPORT_MAX && !export.name.contains('\0'), "{text:?}");
+        }
+        SwapSpec::Redis(keys) => {
+            assert!(kind == "redis" || kind == "redis+unix", "{text:?}");
+            match &keys.server {
+                ServerPlace::Tcp { host, port } => {
+                    assert!(kind == "redis" && *port > 0 && text.contains(host.as_str()), "{text:?}");
+                }
+                ServerPlace::Unix(path) => {
+                    assert!(kind == "redis+unix" && path.is_absolute() && path.as_os_str().len() < 108, "{text:?}");
+                }
+            }
+            let said = |option: &str| text.contains(option);
+            assert_eq!((keys.size.is_some(), keys.expire.is_some()), (said(",size="), said(",expire=")), "{text:?}");
+            assert!(keys.password_file.is_some() == said(",password-file=") && keys.expire_s() >= 10, "{text:?}");
         }
         SwapSpec::Mirror(copies) => {
             assert!(kind == "mirror" && (2..=3).contains(&copies.len()), "{text:?}");

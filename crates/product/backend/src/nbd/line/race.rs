@@ -4,9 +4,9 @@
 //! receives, only that thread knows what comes. A thread can sleep in the kernel for sockets or on a word, and not on both. So it looks again after a time that grows
 //! with what it has waited: what it loses by that is a small part of it.
 
-use super::super::connect::{ready, receive_now};
 use super::{ASLEEP, End, FILLING, FILLING_NS, FREE, HALF, LOOK_NS, LOST, Line, Receiver, Request, WAITING};
 use crate::sleep;
+use crate::socket::{ready, receive_now};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use farshore_core::sync::Futex;

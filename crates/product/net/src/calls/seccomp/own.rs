@@ -98,8 +98,8 @@ pub const ALWAYS: &[Own] = &[
 
 const FETCHING: &str = "bring pages in from a server";
 
-/// On threads of the program, where pages lie with a server: `backend/src/nbd`. All but the first two are for a connection that was
-/// lost.
+/// On threads of the program, where pages lie with a server: `backend/src/nbd`, `backend/src/redis`. All but the first two are for a connection that was
+/// lost, or that Redis' seats have not made yet.
 pub const REMOTE: &[Own] = &[
     call(44, "sendto", FETCHING),
     call(45, "recvfrom", FETCHING),
