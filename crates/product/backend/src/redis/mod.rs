@@ -273,8 +273,9 @@ impl RedisSpace {
                     Ok(refused) if refused == [0; RENEWED_TOGETHER.div_ceil(64)] => {}
                     // It has moved, or is just moving: whoever has it is found.
                     Ok(refused) => {
-                        let of = (0..count).filter(|n| refused[n / 64] & 1 << (n % 64) != 0);
-                        all &= of.map(|n| self.renew(some[n]).is_ok()).fold(true, |all, one| all && one);
+                        for n in (0..count).filter(|n| refused[n / 64] & 1 << (n % 64) != 0) {
+                            all &= self.renew(some[n]).is_ok();
+                        }
                     }
                     Err(_) => {
                         all = false;
