@@ -212,7 +212,7 @@ class TestOne(Redis):
             file.write("far\npass\n")
         with self.redis("rights") as server:
             spec = f"{server.spec},password-file={secret}"
-            for rights, word in (("~* +@all -hset", "HSET"), ("~* +@all -expire", "EXPIRE"), ("~* +@all -hmget", "HMGET"), ("~* +@all -hdel", "HDEL"), ("~other:* +@all", "HSET")):
+            for rights, word in (("~* +@all -hset", "HSET"), ("~* +@all -expire", "EXPIRE"), ("~* +@all -hmget", "HMGET"), ("~* +@all -hdel", "HDEL"), ("~other:* +@all", "EXPIRE")):
                 expect(server.say("acl", "setuser", "far", "reset", "on", ">pass", *rights.split()) == "OK", "the rights are not set")
                 self.refused(["run", "--memory", "16M", "--swap", spec, "--", "true"], {125}, f"may not use {word}")
             server.say("acl", "setuser", "far", "reset", "on", ">pass", "~farshore:*", "+@all")
