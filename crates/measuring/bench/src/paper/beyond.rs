@@ -4,16 +4,16 @@ use farshore_scale::{Load, Machine, System, systems};
 
 use super::Ours::{Level, Percent, Times};
 use super::Value::{Mean, Quantile, Rate};
+use super::mage::MAGE;
 use super::model::Run;
+use super::scaleswap::SCALESWAP;
 use super::{Across, Claim, Figure, Panel, Paper, Plot, Reference, Runs, term};
 use crate::report::axis::Scale;
 
 /// All of them.
 pub const FIGURES: &[&Figure] = &[&FIVE, &EIGHTEEN, &TWELVE, &CORES, &HERE];
 
-const MAGE: &Paper = &Paper { name: "MAGE", title: "Scalable Far Memory: Balancing Faults and Evictions" };
-const SCALESWAP: &Paper = &Paper { name: "ScaleSwap", title: "ScaleSwap: A Scalable OS Swap System for All-Flash Swap Arrays" };
-const FARSHORE: &Paper = &Paper { name: "Farshore", title: "What was measured here, and where Farshore ends" };
+const FARSHORE: Paper = Paper { name: "Farshore", title: "What was measured here, and where Farshore ends" };
 
 /// About how long a panel takes, in s.
 const SECONDS: f64 = 15.0;
@@ -60,7 +60,7 @@ const TO_48: Across =
 
 static FIVE: Figure = Figure {
     name: "mage-5-model",
-    paper: MAGE,
+    paper: &MAGE,
     number: "Figures 5 and 14, modelled",
     title: "faults alone against faults with evictions, up to 48 threads",
     there: "A sequential read page by page, up to 48 threads on two sockets of 28 cores, 192 of 200 Gbit/s: 5.83 M pages/s.",
@@ -213,7 +213,7 @@ fn batches(batch: f64) -> Vec<Run> {
 
 static EIGHTEEN: Figure = Figure {
     name: "mage-18-model",
-    paper: MAGE,
+    paper: &MAGE,
     number: "Figure 18a, modelled",
     title: "pages of a batch, with flushes that are waited for and without",
     there: "PageRank with 48 threads, four evictors.",
@@ -302,7 +302,7 @@ fn over_cores(cores: f64) -> Vec<Run> {
 
 static TWELVE: Figure = Figure {
     name: "scaleswap-12-model",
-    paper: SCALESWAP,
+    paper: &SCALESWAP,
     number: "Figure 12, modelled",
     title: "eight independent SSDs and 128 cores, with and without what belongs to a core",
     there: "A stress program writes and reads 288 GB with 128 threads on 128 cores; 1 to 8 NVMe SSDs, 128 swap files.",
@@ -415,7 +415,7 @@ fn endless(cores: f64) -> Vec<Run> {
 
 static CORES: Figure = Figure {
     name: "farshore-cores",
-    paper: FARSHORE,
+    paper: &FARSHORE,
     number: "modelled",
     title: "what stops each system, up to 128 cores, if far memory does not",
     there: "Nobody has measured this: far memory that takes 3.9 µs and any number of pages.",
@@ -473,7 +473,7 @@ fn two_cores(threads: f64) -> Vec<Run> {
 
 static HERE: Figure = Figure {
     name: "farshore-here",
-    paper: FARSHORE,
+    paper: &FARSHORE,
     number: "modelled",
     title: "the model on the two cores that there are, against what was measured there",
     there: "mage-5 on two cores, 2026-11-30: five rounds, medians.",

@@ -5,7 +5,7 @@ use super::Value::{Dip, Kept, PagesIn, Quantile, Rate, Recovery, Timeline};
 use super::{Across, Claim, Figure, Latency, Panel, Paper, Plot, Reference, Runs, Variant, Vary, only, term};
 use crate::report::axis::Scale;
 
-const MAGE: Paper = Paper { name: "MAGE", title: "Scalable Far Memory: Balancing Faults and Evictions" };
+pub(super) const MAGE: Paper = Paper { name: "MAGE", title: "Scalable Far Memory: Balancing Faults and Evictions" };
 
 /// All of them.
 pub const FIGURES: &[&Figure] = &[&FIVE, &NINE, &NINE_DISK, &NINE_GAP, &TEN, &ELEVEN, &FOURTEEN, &SEVENTEEN];

@@ -5,7 +5,8 @@ use super::Value::{Delegation, Rate};
 use super::{Across, Claim, Figure, Panel, Paper, Plot, Reference, Runs, Vary, only, term};
 use crate::report::axis::Scale;
 
-const SCALESWAP: Paper = Paper { name: "ScaleSwap", title: "ScaleSwap: A Scalable OS Swap System for All-Flash Swap Arrays" };
+pub(super) const SCALESWAP: Paper =
+    Paper { name: "ScaleSwap", title: "ScaleSwap: A Scalable OS Swap System for All-Flash Swap Arrays" };
 
 /// All of them.
 pub const FIGURES: &[&Figure] = &[&TWELVE, &THIRTEEN, &SIX];

@@ -86,7 +86,7 @@ const ROOM_TIMES: u64 = 4;
 const RENEWALS: u64 = 4;
 /// Keys that are renewed at a time, and with one round trip: a fork waits for that. Until the next ones, in ns; until the next look, at most.
 const RENEWED_AT_ONCE: usize = 256;
-const RENEWED_TOGETHER: usize = 32;
+const RENEWED_TOGETHER: usize = u32::BITS as usize;
 const RENEW_PAUSE_NS: u64 = 10_000_000;
 const KEEP_NS: u64 = 20_000_000_000;
 /// How long a renewal or a removal that fails is tried, in ns, and until the next pass over all keys when one has failed. There is another one.
@@ -258,10 +258,15 @@ impl RedisSpace {
     /// not waited for by each of its keys: the others' would end meanwhile.
     fn renew_all(&self, extents: &[u32]) -> bool {
         let shared = &*self.shared;
-        let owner = |extent: u32| shared.nodes.owner(wire::key(shared.run, extent).hash_slot);
-        let mut all = true;
+        // As the table is now: a key that changes hands meanwhile would be passed over by both.
+        let mut owners = [None; RENEWED_AT_ONCE];
+        let owner = |&extent: &u32| shared.nodes.owner(wire::key(shared.run, extent).hash_slot);
+        owners.iter_mut().zip(extents).for_each(|(place, extent)| *place = owner(extent));
+        let owners = &owners[..extents.len()];
+        let mut all = !owners.contains(&None);
         for node in 0..shared.nodes.count() {
-            let mut of = extents.iter().copied().filter(|&extent| owner(extent) == Some(node)).peekable();
+            let mut of =
+                extents.iter().zip(owners).filter(|(_, owner)| **owner == Some(node)).map(|(extent, _)| *extent).peekable();
             while of.peek().is_some() {
                 if self.silent.load(Ordering::Relaxed) & 1 << node != 0 {
                     all = false;
@@ -270,10 +275,9 @@ impl RedisSpace {
                 let mut some = [0; RENEWED_TOGETHER];
                 let count = some.iter_mut().zip(&mut of).map(|(place, extent)| *place = extent).count();
                 match self.renew_together(node, &some[..count]) {
-                    Ok(refused) if refused == [0; RENEWED_TOGETHER.div_ceil(64)] => {}
-                    // It has moved, or is just moving: whoever has it is found.
+                    // One that has moved, or is just moving: whoever has it is found.
                     Ok(refused) => {
-                        for n in (0..count).filter(|n| refused[n / 64] & 1 << (n % 64) != 0) {
+                        for n in (0..count).filter(|n| refused & 1 << n != 0) {
                             all &= self.renew(some[n]).is_ok();
                         }
                     }
@@ -285,11 +289,11 @@ impl RedisSpace {
                 }
             }
         }
-        all && extents.iter().all(|&extent| owner(extent).is_some())
+        all
     }
 
     /// The same for some keys that one server should have. Returns which of them it refused, a bit each.
-    fn renew_together(&self, node: u8, extents: &[u32]) -> Result<[u64; RENEWED_TOGETHER.div_ceil(64)], Errno> {
+    fn renew_together(&self, node: u8, extents: &[u32]) -> Result<u32, Errno> {
         let shared = &*self.shared;
         let (mut memory, mut text) = ([0; RENEWED_TOGETHER * (KEY + 64)], [0; 20]);
         let mut request = Out::new(&mut memory);
@@ -301,11 +305,11 @@ impl RedisSpace {
         let told = shared.over(node, until, |socket| {
             let mut talk = Talk::new(socket, until);
             talk.say(request.made())?;
-            let mut refused = [0; RENEWED_TOGETHER.div_ceil(64)];
+            let mut refused = 0;
             for n in 0..extents.len() {
                 match talk.head()? {
                     Head::Number(_) => {}
-                    Head::Error(_) => refused[n / 64] |= 1 << (n % 64),
+                    Head::Error(_) => refused |= 1 << n,
                     _ => return Err(Errno::PROTO),
                 }
             }
