@@ -380,6 +380,7 @@ int main(int argc, char **argv)
     printf("managed\n");
     fflush(stdout);
     pthread_create(&sampler, NULL, sample, NULL);
+    pthread_setname_np(sampler, "sampler");
     if (!running) {
         for (size_t n = 0; n < threads; n++) pthread_create(&guests[n], NULL, guest, (void *)n);
         pthread_barrier_wait(&filled);

@@ -1,5 +1,6 @@
 """`farshore manage` in tests: the command at work, a stand-in for a virtual machine monitor (tests/programs/vmm.c), and a client that says what it likes."""
 
+import collections
 import contextlib
 import ctypes
 import fcntl
@@ -77,6 +78,20 @@ def children_of(pid):
     """The processes that the threads of a process have started."""
     lists = [harness.read_text(f"/proc/{pid}/task/{thread}/children") for thread in os.listdir(f"/proc/{pid}/task")]
     return [int(child) for text in lists for child in text.split() if child.isdigit()]
+
+
+def switches_of(pid):
+    """How often the threads of a process, all but the one that samples, were given a processor again."""
+    texts = [harness.read_text(f"/proc/{pid}/task/{thread}/status") for thread in os.listdir(f"/proc/{pid}/task")]
+    texts = [text for text in texts if not text.startswith("Name:\tsampler\n")]
+    return sum(int(found[1]) for text in texts if (found := re.search(r"\nvoluntary_ctxt_switches:\s*(\d+)", text)))
+
+
+def waits_of(pid):
+    """Where the threads of a process wait, in a few words: of a failure's text little is shown."""
+    threads = os.listdir(f"/proc/{pid}/task") if os.path.exists(f"/proc/{pid}") else []
+    places = collections.Counter(harness.read_text(f"/proc/{pid}/task/{thread}/wchan").strip() or "?" for thread in threads)
+    return f"{pid}: " + " ".join(f"{place}×{count}" for place, count in places.most_common(6))
 
 
 def descriptors_of(pid):
@@ -175,8 +190,16 @@ class Guests:
 
     def line(self):
         """The next line that it prints."""
-        ready = select.select([self.process.stdout], [], [], LONG)[0]
-        expect(ready, f"nothing comes: {self.manager.said()[-2000:]}\n{harness.describe_process(self.process.pid)}")
+        # A slow disk is no hang: it has as long as it works, within reason.
+        end, last, worked = time.monotonic() + 4 * LONG, time.monotonic(), -1
+        while not select.select([self.process.stdout], [], [], 1)[0]:
+            now, work = time.monotonic(), switches_of(self.process.pid)
+            last, worked = (now if work != worked else last), work
+            if now > min(end, last + LONG):
+                managers = [pid for pid in harness.session_pids(self.manager.pid) if pid != self.manager.pid]
+                waits = "; ".join(waits_of(pid) for pid in (self.process.pid, *managers))
+                pictures = "\n".join(harness.describe_process(pid) for pid in (self.process.pid, *managers))
+                raise harness.Failed(f"nothing comes, {now - last:.0f} s since it did anything: {waits}\n{self.manager.said()[-2000:]}\n{pictures}")
         return self.process.stdout.readline().decode().strip()
 
     def wait_for(self, text):
