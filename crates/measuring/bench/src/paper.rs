@@ -15,7 +15,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `mage`, `extmem`, `adios`, `scaleswap` | the figures |
-//! | `beyond`, [`model`] | figures of machines that are not here, modelled |
+//! | `beyond`, `kept`, [`model`] | figures of machines that are not here, modelled |
 //! | [`plan`] | which comparisons a figure is made of, and how long they take |
 //! | [`series`] | from raw rows to points with intervals |
 //! | [`judge`] | claims: what agrees, what does not |
@@ -27,6 +27,7 @@ mod draw;
 mod extmem;
 pub mod index;
 pub mod judge;
+mod kept;
 mod mage;
 pub mod model;
 pub mod page;
@@ -304,7 +305,10 @@ pub struct Term {
 
 /// All figures, paper by paper.
 pub fn all() -> impl Iterator<Item = &'static Figure> {
-    [mage::FIGURES, extmem::FIGURES, adios::FIGURES, scaleswap::FIGURES, beyond::FIGURES].into_iter().flatten().copied()
+    [mage::FIGURES, extmem::FIGURES, adios::FIGURES, scaleswap::FIGURES, beyond::FIGURES, kept::FIGURES]
+        .into_iter()
+        .flatten()
+        .copied()
 }
 
 /// The figure of this name.

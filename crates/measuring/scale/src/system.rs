@@ -57,6 +57,8 @@ pub struct System {
     pub name: &'static str,
     /// What a fault does.
     pub fault: &'static [Step],
+    /// What a page that comes along with the one that is asked for costs its core. 0 of systems that no load with such pages runs on.
+    pub along_ns: u64,
     /// How pages leave.
     pub eviction: Eviction,
     /// Locks that all cores share. Of the others each core has its own.
@@ -72,6 +74,8 @@ pub struct Load {
     pub threads: u32,
     /// What a thread computes between two faults.
     pub think_ns: u64,
+    /// Pages that come along with a hundred that are asked for: what is read ahead.
+    pub along_percent: u32,
     /// Pages leave, since there is no room for all.
     pub evicts: bool,
 }

@@ -6,18 +6,23 @@
 use crate::system::Step::{Frame, Hold, Read, Work};
 use crate::system::{Eviction, Lock, System};
 
+/// All memory is there: a fault takes no time.
+pub const LOCAL: System = System { name: "native", fault: &[], along_ns: 0, eviction: NOTHING, shared: &[], own_device: true };
+
 /// No pages leave of it, or without any cost.
 const NOTHING: Eviction =
     Eviction { evictors: 1, batch: 256, page: &[], flushes: 0, pipelined: true, waits_for_write: false, by_faults: None };
 
 /// MAGE's ideal: the device's latency and what the hardware does (§3.1).
-pub const IDEAL: System = System { name: "ideal", fault: &[Frame, Read], eviction: NOTHING, shared: &[], own_device: true };
+pub const IDEAL: System =
+    System { name: "ideal", fault: &[Frame, Read], along_ns: 0, eviction: NOTHING, shared: &[], own_device: true };
 
 /// Hermit, on Linux' memory management: 5.8 µs a fault without eviction, 3.9 of them the read (MAGE §6.5). Fitted: the swap allocator's lock and its like, so that faults
 /// alone come to 20 % of the ideal, and with evictions to 14 % (MAGE §3.2). Batches of 64, four evictors, and faults that evict.
 pub const HERMIT: System = System {
     name: "Hermit",
     fault: &[Work(700), Hold(Lock::Space, 750), Hold(Lock::Lists, 150), Frame, Read, Work(300)],
+    along_ns: 0,
     eviction: Eviction {
         evictors: 4,
         batch: 64,
@@ -36,6 +41,7 @@ pub const HERMIT: System = System {
 pub const DILOS: System = System {
     name: "DiLOS",
     fault: &[Work(200), Hold(Lock::Frames, 200), Frame, Read, Work(150), Hold(Lock::Lists, 150)],
+    along_ns: 0,
     eviction: Eviction {
         evictors: 4,
         batch: 64,
@@ -54,6 +60,7 @@ pub const DILOS: System = System {
 pub const MAGE: System = System {
     name: "MAGE-Lib",
     fault: &[Work(400), Hold(Lock::Frames, 500), Frame, Read, Work(300), Hold(Lock::Lists, 200)],
+    along_ns: 0,
     eviction: Eviction {
         evictors: 4,
         batch: 256,
@@ -75,7 +82,7 @@ pub const MAGE_IN_TURN: System = System {
 };
 
 /// Farshore's steps as they were measured here: a signal (2.1 µs, of which some 0.15 are under the handlers' lock, which is taken to raise it and to deliver it),
-/// `UFFDIO_COPY` 1.0, the sum 0.25. What is left of a
+/// `UFFDIO_COPY` 1.0, the sum 0.25. A page that comes along is fitted to PageRank on two cores with half of its memory far (`mage-9`). What is left of a
 /// fault is fitted to the rate of one thread here (`mage-5`, faults alone). Of an eviction: protect 0.08, copy out 0.25, sum 0.25, unmap 0.55; the rest is fitted to two threads
 /// with evictions. Each batch has two calls that flush, which are waited for: no call of a stock kernel returns before. Writes are not.
 pub const FARSHORE: System = System {
@@ -93,6 +100,7 @@ pub const FARSHORE: System = System {
         Work(1_000),
         Hold(Lock::Lists, 30),
     ],
+    along_ns: 2_100,
     eviction: Eviction {
         evictors: 4,
         batch: 256,
@@ -125,6 +133,7 @@ pub const fn with_evictors(system: System, evictors: u32) -> System {
 pub const LINUX: System = System {
     name: "Linux",
     fault: &[Work(1_500), Hold(Lock::Space, 350), Frame, Read, Work(1_000), Hold(Lock::Lists, 800)],
+    along_ns: 0,
     eviction: Eviction {
         evictors: 2,
         batch: 32,

@@ -45,6 +45,8 @@ struct Actor {
     /// The next step of the fault; 0: it computes.
     step: usize,
     began_ns: u64,
+    /// Pages that come along with the fault's.
+    along: u32,
     batch: Option<Batch>,
     /// It waits for a frame, or an evictor for work, since then.
     asleep_ns: Option<u64>,
@@ -126,11 +128,13 @@ impl<'a> World<'a> {
             evictor: index >= load.threads,
             step: 0,
             began_ns: 0,
+            along: 0,
             batch: None,
             asleep_ns: None,
             given: false,
         };
-        let pool = (system.eviction.batch * evictors * BATCHES).max(load.threads * FRAMES);
+        let frames = load.threads * FRAMES * (1 + load.along_percent.div_ceil(100));
+        let pool = (system.eviction.batch * evictors * BATCHES).max(frames);
         let devices = machine.far.devices as usize;
         let mut world = World {
             machine,
@@ -206,6 +210,13 @@ impl<'a> World<'a> {
         }
         if step == 1 {
             self.actors[index].began_ns = self.now_ns;
+            self.actors[index].along = self.comes_along();
+        }
+        let along = self.actors[index].along;
+        if step == self.system.fault.len() + 1 && along > 0 {
+            self.actors[index].step += 1;
+            let ns = self.varied(self.system.along_ns * u64::from(along));
+            return self.work(index, Cause::Work, ns);
         }
         let Some(&what) = self.system.fault.get(step - 1) else {
             let took = self.now_ns - self.actors[index].began_ns;
@@ -227,6 +238,12 @@ impl<'a> World<'a> {
             Step::Frame => self.turn(index),
             Step::Read => self.read(index),
         }
+    }
+
+    /// How many pages come along this time, so that the mean is the load's.
+    fn comes_along(&mut self) -> u32 {
+        let (whole, part) = (self.load.along_percent / 100, self.load.along_percent % 100);
+        whole + u32::from(part > 0 && self.rng.below(100) < u64::from(part))
     }
 
     fn work(&mut self, index: usize, cause: Cause, ns: u64) {
@@ -261,11 +278,12 @@ impl<'a> World<'a> {
         let far = self.machine.far;
         let device = self.device(self.actors[index].core);
         let start = self.reads[device].max(self.now_ns);
-        self.reads[device] = start + far.page_ns;
+        let moves_ns = far.page_ns * (1 + u64::from(self.actors[index].along));
+        self.reads[device] = start + moves_ns;
         if !far.both_ways {
             self.writes[device] = self.reads[device];
         }
-        let end = start + far.page_ns + self.varied(far.read_ns);
+        let end = start + moves_ns + self.varied(far.read_ns);
         self.spend(index, Cause::Queue, start - self.now_ns);
         self.spend(index, Cause::Read, end - start);
         if far.spins {
@@ -285,13 +303,19 @@ impl<'a> World<'a> {
         usize::try_from(device).unwrap_or(0)
     }
 
-    /// Whether the thread has a frame. If not, it waits for one, or has begun to evict.
+    /// Frames that the actor's fault needs.
+    fn needs(&self, index: usize) -> u32 {
+        1 + self.actors[index].along
+    }
+
+    /// Whether the thread has its frames. If not, it waits for them, or has begun to evict.
     fn takes_frame(&mut self, index: usize) -> bool {
         if !self.load.evicts || core::mem::take(&mut self.actors[index].given) {
             return true;
         }
-        if self.free > 0 {
-            self.free -= 1;
+        let needs = self.needs(index);
+        if self.free >= needs {
+            self.free -= needs;
             self.wake_evictor();
             return true;
         }
@@ -324,7 +348,7 @@ impl<'a> World<'a> {
     /// An evictor begins a batch, if one is wanted. Those that wait for a frame want one each.
     fn begin(&mut self, index: usize) {
         let pages = self.system.eviction.batch;
-        let wanted = self.is_short() || self.coming < u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
+        let wanted = self.is_short() || self.coming < self.waiting.iter().map(|&waits| self.needs(waits)).sum();
         if !wanted {
             self.actors[index].asleep_ns = Some(self.now_ns);
             return;
@@ -414,14 +438,12 @@ impl<'a> World<'a> {
 
     fn release(&mut self, pages: u32) {
         self.coming -= pages;
-        for _ in 0..pages {
-            match self.waiting.pop_front() {
-                Some(index) => {
-                    self.actors[index].given = true;
-                    self.at(self.now_ns, Event::Turn(index));
-                }
-                None => self.free += 1,
-            }
+        self.free += pages;
+        while let Some(index) = self.waiting.front().copied().filter(|&index| self.needs(index) <= self.free) {
+            self.waiting.pop_front();
+            self.free -= self.needs(index);
+            self.actors[index].given = true;
+            self.at(self.now_ns, Event::Turn(index));
         }
         if self.is_short() {
             self.wake_evictor();

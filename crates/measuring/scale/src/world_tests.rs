@@ -17,11 +17,11 @@ fn machine(cores: u32) -> Machine {
 }
 
 fn system(fault: &'static [Step], shared: &'static [Lock], eviction: Eviction) -> System {
-    System { name: "test", fault, eviction, shared, own_device: false }
+    System { name: "test", fault, along_ns: 0, eviction, shared, own_device: false }
 }
 
 fn rate(machine: &Machine, system: &System, threads: u32, evicts: bool) -> f64 {
-    run(machine, system, &Load { threads, think_ns: 1_000, evicts }, 1).rate()
+    run(machine, system, &Load { threads, think_ns: 1_000, along_percent: 0, evicts }, 1).rate()
 }
 
 fn near(found: f64, wanted: f64) {
@@ -51,7 +51,7 @@ fn a_lock_gives_no_more_than_it_can() {
     let two = Machine { per_socket: 32, ..travels };
     let found = rate(&two, &shared, 64, false);
     assert!(found < 0.95 / 600e-9 && found > 1.0 / 800e-9, "{found}");
-    let told = run(&travels, &shared, &Load { threads: 64, think_ns: 1_000, evicts: false }, 1);
+    let told = run(&travels, &shared, &Load { threads: 64, think_ns: 1_000, along_percent: 0, evicts: false }, 1);
     assert_eq!(told.shares()[0].0, "lock of swap space");
 }
 
@@ -76,11 +76,11 @@ fn evictors_bound_what_faults_get() {
     let eviction = Eviction { evictors: 4, page: &[Step::Work(2_000)], ..NONE };
     let system = system(&[Step::Frame, Step::Read], &[], eviction);
     near(rate(&machine(64), &system, 32, true), 2e6);
-    let told = run(&machine(64), &system, &Load { threads: 32, think_ns: 1_000, evicts: true }, 1);
+    let told = run(&machine(64), &system, &Load { threads: 32, think_ns: 1_000, along_percent: 0, evicts: true }, 1);
     assert_eq!((told.shares()[0].0, told.by_faults), ("no free frame", 0));
     // When faults may, they do it themselves.
     let by_faults = System { eviction: Eviction { by_faults: Some(16), ..eviction }, ..system };
-    let told = run(&machine(64), &by_faults, &Load { threads: 32, think_ns: 1_000, evicts: true }, 1);
+    let told = run(&machine(64), &by_faults, &Load { threads: 32, think_ns: 1_000, along_percent: 0, evicts: true }, 1);
     assert!(told.rate() > 4e6 && told.by_faults > 100, "{} {}", told.rate(), told.by_faults);
 }
 
@@ -92,7 +92,7 @@ fn a_flush_costs_each_core_and_is_hidden_by_a_pipeline() {
         world_machine.interrupts = costs;
         let eviction = Eviction { page: &[Step::Work(100)], flushes: 1, ..NONE };
         let system = system(&[Step::Frame, Step::Read], &[], eviction);
-        let load = Load { threads, think_ns: 100_000, evicts: true };
+        let load = Load { threads, think_ns: 100_000, along_percent: 0, evicts: true };
         let told = run(&world_machine, &system, &load, 1);
         told.flush_ns / told.flushes
     };
@@ -108,7 +108,7 @@ fn a_flush_costs_each_core_and_is_hidden_by_a_pipeline() {
 
 #[test]
 fn the_same_seed_gives_the_same() {
-    let load = Load { threads: 24, think_ns: 200, evicts: true };
+    let load = Load { threads: 24, think_ns: 200, along_percent: 0, evicts: true };
     let of = |seed| run(&Machine::mage(), &systems::HERMIT, &load, seed);
     assert_eq!(of(3), of(3));
     assert_ne!(of(3), of(4));
@@ -117,7 +117,7 @@ fn the_same_seed_gives_the_same() {
 #[test]
 fn time_is_spent_once() {
     // Threads without waits outside: what is spent is what passed, of each of them.
-    let load = Load { threads: 8, think_ns: 500, evicts: true };
+    let load = Load { threads: 8, think_ns: 500, along_percent: 0, evicts: true };
     for system in [systems::HERMIT, systems::DILOS, systems::MAGE, systems::FARSHORE, systems::LINUX] {
         let told = run(&Machine::mage(), &system, &load, 1);
         let spent: u64 = told.spent.iter().sum();
@@ -130,13 +130,15 @@ fn time_is_spent_once() {
 #[should_panic(expected = "who evicts?")]
 fn without_anybody_who_evicts_nothing_goes_on() {
     let system = system(&[Step::Frame, Step::Read], &[], Eviction { evictors: 0, ..NONE });
-    let _ = run(&machine(2), &system, &Load { threads: 2, think_ns: 100, evicts: true }, 1);
+    let _ = run(&machine(2), &system, &Load { threads: 2, think_ns: 100, along_percent: 0, evicts: true }, 1);
 }
 
 /// What is fitted is what it is said to be fitted to.
 #[test]
 fn fitted_systems_have_the_digits_that_they_are_fitted_to() {
-    let mage = |system: &System, evicts| run(&Machine::mage(), system, &Load { threads: 48, think_ns: 200, evicts }, 1).rate();
+    let mage = |system: &System, evicts| {
+        run(&Machine::mage(), system, &Load { threads: 48, think_ns: 200, along_percent: 0, evicts }, 1).rate()
+    };
     let ideal = mage(&systems::IDEAL, false);
     let share = |system: &System, evicts| mage(system, evicts) / ideal * 100.0;
     for (system, alone, evicting) in [(systems::HERMIT, 20.0, 14.0), (systems::DILOS, 56.0, 30.0)] {
@@ -145,11 +147,19 @@ fn fitted_systems_have_the_digits_that_they_are_fitted_to() {
     }
     // As many pages leave as come, so twice the bytes.
     let bytes = |system| {
-        run(&Machine::scaleswap(8), &system, &Load { threads: 128, think_ns: 500, evicts: true }, 1).rate() * 8192.0 / 1e9
+        run(&Machine::scaleswap(8), &system, &Load { threads: 128, think_ns: 500, along_percent: 0, evicts: true }, 1).rate()
+            * 8192.0
+            / 1e9
     };
     assert!((bytes(systems::LINUX) - 4.34).abs() < 0.3 && (bytes(systems::SCALESWAP_LISTS) - 8.13).abs() < 0.6);
     let here = |threads, evicts| {
-        run(&Machine::ours(2), &systems::with_evictors(systems::FARSHORE, 1), &Load { threads, think_ns: 200, evicts }, 1).rate()
+        run(
+            &Machine::ours(2),
+            &systems::with_evictors(systems::FARSHORE, 1),
+            &Load { threads, think_ns: 200, along_percent: 0, evicts },
+            1,
+        )
+        .rate()
     };
     assert!(
         (here(1, false) / 95_600.0 - 1.0).abs() < 0.05 && (here(2, true) / 137_400.0 - 1.0).abs() < 0.05,
@@ -157,4 +167,25 @@ fn fitted_systems_have_the_digits_that_they_are_fitted_to() {
         here(1, false),
         here(2, true)
     );
+}
+
+#[test]
+fn pages_come_along() {
+    // 1 µs computed, 1 read, and 100 ns for each page that comes along: 2.5 of them, on the average.
+    let alone = system(&[Step::Frame, Step::Read], &[], NONE);
+    let system = System { along_ns: 100, ..alone };
+    let load = |along_percent, evicts| Load { threads: 4, think_ns: 1_000, along_percent, evicts };
+    near(run(&machine(8), &system, &load(250, false), 1).rate(), 4.0 / 2.25e-6);
+    // They take their time at the device, too: 3.5 pages a fault, of 1 µs each.
+    let slow = Machine { far: Far { page_ns: 1_000, ..machine(8).far }, ..machine(8) };
+    near(run(&slow, &system, &load(250, false), 1).rate(), 1e6 / 3.5);
+    // And as many must leave: an evictor that needs 2 µs a page bounds them.
+    let evicted = System { eviction: Eviction { page: &[Step::Work(2_000)], ..NONE }, ..system };
+    near(run(&machine(8), &evicted, &load(250, true), 1).rate(), 1e6 / 7.0);
+}
+
+#[test]
+fn who_has_all_memory_only_computes() {
+    let load = Load { threads: 2, think_ns: 1_000, along_percent: 0, evicts: true };
+    near(run(&machine(2), &systems::LOCAL, &load, 1).rate(), 2e6);
 }

@@ -27,7 +27,7 @@ const ALONE: &str = "faults alone";
 const EVICTING: &str = "with evictions";
 
 fn load(threads: f64, evicts: bool) -> Load {
-    Load { threads: super::plan::whole(threads), think_ns: THINKS_NS, evicts }
+    Load { threads: super::plan::whole(threads), think_ns: THINKS_NS, along_percent: 0, evicts }
 }
 
 /// Each of these systems, without and with evictions.
@@ -278,7 +278,7 @@ static EIGHTEEN: Figure = Figure {
 /// ScaleSwap's machine: Linux, ScaleSwap in its two steps, and Farshore with and without what belongs to a core.
 fn arrays(devices: u32, threads: u32) -> Vec<Run> {
     let machine = Machine::scaleswap(devices);
-    let load = Load { threads, think_ns: 500, evicts: true };
+    let load = Load { threads, think_ns: 500, along_percent: 0, evicts: true };
     let evictors = (threads / 8).max(1);
     [
         systems::SCALESWAP,

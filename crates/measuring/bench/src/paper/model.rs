@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use farshore_load::outcome::{Histogram, Outcome};
+use farshore_scale::systems::LOCAL;
 use farshore_scale::{Load, Machine, System, Told};
 
 use super::{Figure, Panel, Runs};
@@ -86,7 +87,8 @@ fn target(run: &Run, seeds: u32) -> TargetResult {
     ];
     TargetResult {
         label: run.system.name.into(),
-        kind: KIND.into(),
+        // Whose memory is all there is what others are set against, as on a machine.
+        kind: if run.system.name == LOCAL.name { LOCAL.name.into() } else { KIND.into() },
         settings: settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
         rounds,
         summary: Some(Summary { figure: spread, ..Summary::default() }),
