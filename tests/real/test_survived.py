@@ -189,6 +189,35 @@ class TestSurvived(Remote):
                 lines.append(self.survive(progress, pid, f"network cut for {seconds:g} s", self.times, begin, lambda _: hit[0].cut(False)))  # noqa: B023
         return "; ".join(lines)
 
+    def test_full(self):
+        """Another client takes all memory that one of the nodes has left, and gives it back: what does not fit there is on the other one alone for that long."""
+        # Freed room goes back by extents, and 64 MiB are kept: a node has to have more than the data.
+        room = 256 * MIB
+        with self.node("full-0", "--memory", str(room), "--export-size", "1G") as one, self.node("full-1", "--memory", str(room), "--export-size", "1G") as other:
+            filler, nothing = (os.path.join(self.folder("filler"), name) for name in ("bytes", "nothing"))
+            with open(filler, "wb") as full, open(nothing, "wb") as empty:
+                for _ in range(room // MIB):
+                    full.write(self.pick.randbytes(MIB))
+                empty.truncate(room)
+            nbdcopy, took, hit = harness.need("nbdcopy", "libnbd-bin"), [], []
+            with self.works(self.mirror(one.spec, other.spec)) as (progress, pid):
+
+                def begin(number):
+                    hit[:] = [f"nbd+unix:///filler?socket={(one, other)[number % 2].socket}"]
+                    done = subprocess.run([nbdcopy, filler, hit[0]], check=False, capture_output=True)
+                    # It takes what there is, until it is told that there is no more.
+                    expect(done.returncode != 0 and b"No space" in done.stderr, f"the node is not full: {done}")
+                    took.append(sum(copy["stale_pages"] for copy in self.copies(pid)))
+                    return self.pick.uniform(0.01, 3)
+
+                def end(_):
+                    took[-1] = max(took[-1], sum(copy["stale_pages"] for copy in self.copies(pid)))
+                    subprocess.run([nbdcopy, "--flush", nothing, hit[0]], check=True)
+
+                line = self.survive(progress, pid, "full node", self.times, begin, end)
+        expect(any(took), "no page was ever on one node alone: the nodes were not full")
+        return line
+
     @pytest.mark.parametrize("how", ["altered", "swapped", "old"])
     def test_lies(self, how):
         """A node has other bytes than were written: altered ones, each other's, or those of a while ago. The other node's are right."""
