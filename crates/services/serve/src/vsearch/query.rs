@@ -100,11 +100,18 @@ pub fn parse<'a>(words: &[&'a [u8]]) -> Result<Search<'a>, Wrong> {
             let count = rest.number().filter(|count| count.is_multiple_of(2));
             params =
                 count.and_then(|count| rest.many(count)).ok_or("bad arguments for PARAMS: want a count, and so many words")?;
+            let mut names = params.iter().step_by(2).enumerate();
+            if names.any(|(n, name)| params.iter().step_by(2).take(n).any(|other| other == name)) {
+                return Err("PARAMS: a name is there twice");
+            }
         } else if is("RETURN") {
             let fields = rest
                 .number()
                 .and_then(|count| rest.many(count))
                 .ok_or("bad arguments for RETURN: want a count, and so many words")?;
+            if fields.iter().any(|word| word.eq_ignore_ascii_case(b"AS")) {
+                return Err("RETURN: AS is not understood: name the distance in the query");
+            }
             if !fields.contains(&&*name) {
                 shown = if fields.is_empty() { Shown::Name } else { Shown::Nothing };
             }
@@ -285,6 +292,8 @@ mod tests {
             &["RETURN", "2", "d"],
             &["PARAMS", "1", "q"],
             &["PARAMS", "2", "other", "xyz"],
+            &["PARAMS", "4", "q", "xyz", "q", "abc"],
+            &["RETURN", "3", "d", "AS", "e"],
             &["DIALECT", "1"],
             &["FILTER", "x", "1", "2"],
             &["WITHSCORES"],

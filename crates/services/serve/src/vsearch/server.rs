@@ -115,6 +115,8 @@ impl Server {
                 to.integer(2);
             }
             (b"HELLO", _) => to.error("NOPROTO it speaks version 2 alone"),
+            // Whoever asks for no answers must not be told OK and get some.
+            (b"CLIENT", [what, ..]) if what.eq_ignore_ascii_case(b"REPLY") => self.refuse("CLIENT REPLY is not understood", to),
             (b"CLIENT", _) | (b"SELECT", [b"0"]) => to.simple("OK"),
             (b"COMMAND", _) => to.array(0),
             (b"QUIT", _) => {
@@ -140,6 +142,11 @@ impl Server {
         query.iter_mut().zip(numbers).for_each(|(to, bytes)| *to = f32::from_le_bytes(*bytes));
         if query.iter().any(|number| !number.is_finite()) {
             self.refuse("the vector has what is no finite number", to);
+            return Ok(());
+        }
+        // Distances are sums of squares, and those from far away would all be the same infinite one.
+        if query.iter().map(|number| number * number).sum::<f32>() > f32::MAX / 4.0 {
+            self.refuse("the vector's numbers are too large: the sum of their squares must be below 8e37", to);
             return Ok(());
         }
         let probes = search.probes.unwrap_or(self.probes);

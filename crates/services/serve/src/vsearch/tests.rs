@@ -188,6 +188,8 @@ fn searches_of_a_connection() {
         (command(&query, 101, ""), "-ERR KNN: want 1 to 100"),
         (command(&query, 10, "FILTER x 1 2"), "-ERR unknown argument"),
         (command(&[f32::NAN; DIMENSIONS], 10, ""), "-ERR the vector has what is no finite number"),
+        (command(&[1e19; DIMENSIONS], 10, ""), "-ERR the vector's numbers are too large"),
+        (b"CLIENT REPLY OFF\r\n".to_vec(), "-ERR CLIENT REPLY is not understood"),
         (b"*7\r\n$9\r\nFT.SEARCH\r\n$7\r\nvectors\r\n$16\r\n*=>[KNN 3 @v $q]\r\n$6\r\nPARAMS\r\n$1\r\n2\r\n$1\r\nq\r\n$4\r\nabcd\r\n".to_vec(), "-ERR the vector must have 20 numbers"),
         (b"FT.SEARCH vectors *=>[KNN] PARAMS 2 q x\r\n".to_vec(), "-ERR the query must be"),
         (b"NONSENSE\r\n".to_vec(), "-ERR unknown command"),
