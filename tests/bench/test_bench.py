@@ -170,6 +170,7 @@ class TestBench:
         """Every workload, verified, natively and under Farshore."""
         for words in (["random", "--mode", "read", "--run-length", "512", *SHORT], ["scan", "--passes", "2"], ["scan", "--mode", "update", "--passes", "1"],
                       ["hotset", *SHORT], ["gups-move", *SHORT], ["phase"], ["pagerank", "--iterations", "2"], ["bfs", "--threads", "2"], ["cc", "--threads", "2", "--trials", "1"], ["stress", "--threads", "3"],
+                      ["kmers", *SHORT], ["list", "--passes", "1"], ["images", "--threads", "2"], ["images", "--change", "flip", "--passes", "1"],
                       ["grid", *SHORT], ["tree", *SHORT], ["tree", "--mode", "read", *SHORT]):
             results, _, err = self.measured(*words, *SMALL, "--against", "farshore,native")
             for target in results["experiments"][0]["targets"]:

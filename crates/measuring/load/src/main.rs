@@ -105,7 +105,8 @@ fn generate(open: &Open, events: bool) -> ExitCode {
 /// What cannot be told from one option alone.
 fn check(workload: &Workload) -> Result<(), String> {
     let common = workload.common();
-    let in_pages = !matches!(workload, Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) | Workload::Kv(_));
+    let in_pages =
+        !matches!(workload, Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) | Workload::Signals(_) | Workload::Kv(_));
     if in_pages && common.size < LEAST {
         return Err(format!("--size {} is too little: give at least {LEAST}", common.size));
     }
@@ -121,12 +122,17 @@ fn check(workload: &Workload) -> Result<(), String> {
         Workload::Random(_)
             | Workload::Hotset(_)
             | Workload::GupsMove(_)
+            | Workload::Kmers(_)
             | Workload::Grid(_)
             | Workload::Tree(_)
+            | Workload::Signals(_)
             | Workload::Kv(_)
     );
     if timed && common.seconds < LEAST_SECONDS {
         return Err(format!("--seconds {} is too short to measure: give at least {LEAST_SECONDS}", common.seconds));
+    }
+    if let Workload::List(list) = workload {
+        return work::list::check(list);
     }
     Ballast::from_environment().map(drop)
 }
@@ -160,8 +166,12 @@ fn run(workload: &Workload, report: &mut Report) -> Result<Outcome, String> {
         Workload::Bfs(args) => work::bfs::run(args, report),
         Workload::Cc(args) => work::components::run(args, report),
         Workload::Stress(args) => work::stress::run(args, report),
+        Workload::Kmers(args) => work::kmers::run(args, report),
+        Workload::Images(args) => work::images::run(args, report),
+        Workload::List(args) => match work::list::run(args, report.has_events())? {},
         Workload::Grid(args) => work::grid::run(args, report),
         Workload::Tree(args) => work::tree::run(args, report),
+        Workload::Signals(args) => work::signals::run(args, report),
         Workload::Kv(args) => work::kv::run(args, report),
     }
 }

@@ -38,6 +38,11 @@ impl Report {
         Ok(Report { events, phase: None, part: None, parts: Vec::new(), phases: Vec::new(), failed: None })
     }
 
+    /// Whether it writes lines.
+    pub fn has_events(&self) -> bool {
+        self.events.is_some()
+    }
+
     /// Ends the phase before, if there is one, and begins the phase `name`.
     pub fn phase(&mut self, name: &str) {
         self.end();

@@ -46,6 +46,11 @@ impl Wrongs {
         wrongs
     }
 
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// For a reader: empty if nothing is wrong.
     pub fn lines(self) -> Vec<String> {
         let mut lines = self.told;

@@ -3,7 +3,7 @@
 //!
 //! The workloads are those of the papers whose results they are set against: `random` and `hotset` (ExtMem §4.1, mmapbench),
 //! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.3: GAP), `bfs` (ScaleSwap §5.3) and `cc` (GAP),
-//! `stress` (ScaleSwap §5), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
+//! `stress` (ScaleSwap §5), `kmers`, `list` and `images` (ScaleSwap §5.3), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -33,10 +33,18 @@ pub enum Workload {
     Cc(Search),
     /// Every thread writes memory of its own and reads it back
     Stress(Stress),
+    /// Words of 16 letters in reads of a genome are counted in one table
+    Kmers(Kmers),
+    /// A list of Python's is made and gone through (needs python3)
+    List(List),
+    /// Pictures are made grey or flipped
+    Images(Images),
     /// XSBench's look-ups of cross sections on a unionised grid
     Grid(Grid),
     /// Look-ups of random keys in a BTreeMap of Rust's
     Tree(Tree),
+    /// Each thread raises a signal and takes it, again and again
+    Signals(Signals),
     /// Requests to a redis or memcached server, on an absolute schedule
     Kv(Kv),
 }
@@ -195,6 +203,49 @@ pub struct Stress {
     pub passes: u32,
 }
 
+/// `kmers`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Kmers {
+    #[command(flatten)]
+    /// Size (of text and table together), threads, time.
+    pub common: Common,
+}
+
+/// `list`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct List {
+    #[command(flatten)]
+    /// Size (40 bytes for each element); it has one thread.
+    pub common: Common,
+    /// How often it is gone through
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub passes: u32,
+}
+
+/// What becomes of a picture.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Change {
+    /// A grey one
+    #[default]
+    Grey,
+    /// One whose left is right
+    Flip,
+}
+
+/// `images`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Images {
+    #[command(flatten)]
+    /// Size (of pictures and what is made of them together) and threads.
+    pub common: Common,
+    /// What is made of each
+    #[arg(long, value_enum, default_value_t)]
+    pub change: Change,
+    /// How often that is made
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub passes: u32,
+}
+
 /// `grid`.
 #[derive(Args, Clone, PartialEq, Debug)]
 pub struct Grid {
@@ -212,6 +263,17 @@ pub struct Tree {
     /// What is done to a value
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
+}
+
+/// `signals`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Signals {
+    #[command(flatten)]
+    /// Threads and time; there are no data.
+    pub common: Common,
+    /// Each thread is a process of its own
+    #[arg(long)]
+    pub processes: bool,
 }
 
 /// Whose language a server speaks.
@@ -350,8 +412,12 @@ impl Workload {
             Workload::Bfs(_) => "bfs",
             Workload::Cc(_) => "cc",
             Workload::Stress(_) => "stress",
+            Workload::Kmers(_) => "kmers",
+            Workload::List(_) => "list",
+            Workload::Images(_) => "images",
             Workload::Grid(_) => "grid",
             Workload::Tree(_) => "tree",
+            Workload::Signals(_) => "signals",
             Workload::Kv(_) => "kv",
         }
     }
@@ -369,8 +435,12 @@ impl Workload {
             | Workload::Bfs(Search { common, .. })
             | Workload::Cc(Search { common, .. })
             | Workload::Stress(Stress { common, .. })
+            | Workload::Kmers(Kmers { common })
+            | Workload::List(List { common, .. })
+            | Workload::Images(Images { common, .. })
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
+            | Workload::Signals(Signals { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -387,8 +457,12 @@ impl Workload {
             | Workload::Bfs(Search { common, .. })
             | Workload::Cc(Search { common, .. })
             | Workload::Stress(Stress { common, .. })
+            | Workload::Kmers(Kmers { common })
+            | Workload::List(List { common, .. })
+            | Workload::Images(Images { common, .. })
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
+            | Workload::Signals(Signals { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -431,7 +505,7 @@ impl Workload {
                 words.option("zipf", gups.zipf);
                 words.option("first-region", gups.first_region);
             }
-            Workload::Phase(_) | Workload::Grid(_) => {}
+            Workload::Phase(_) | Workload::Grid(_) | Workload::Kmers(_) => {}
             Workload::Pagerank(pagerank) => {
                 words.option("iterations", pagerank.iterations);
                 words.graph(pagerank.scale, pagerank.degree, pagerank.graph.as_deref(), pagerank.only_graph);
@@ -441,7 +515,14 @@ impl Workload {
                 words.graph(search.scale, search.degree, search.graph.as_deref(), search.only_graph);
             }
             Workload::Stress(stress) => words.option("passes", stress.passes),
+            Workload::List(list) => words.option("passes", list.passes),
+            Workload::Images(images) => {
+                words.option("change", images.change);
+                words.option("passes", images.passes);
+            }
             Workload::Tree(tree) => words.option("mode", tree.mode),
+            Workload::Signals(signals) if signals.processes => words.0.push("--processes".into()),
+            Workload::Signals(_) => {}
             Workload::Kv(kv) => {
                 words.option("server", kv.server);
                 words.option("address", &kv.address);
@@ -484,6 +565,12 @@ fn word(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        word(self, f)
+    }
+}
+
+impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         word(self, f)
     }
@@ -603,8 +690,13 @@ mod tests {
             "bfs --scale 12 --degree 4 --trials 2 --graph /x/g --only-graph",
             "cc --size 3M --trials 7",
             "stress --passes 1",
+            "kmers --size 64M --threads 2 --seconds 3",
+            "list --size 64M --passes 3",
+            "images --size 64M --threads 2 --change flip --passes 3",
             "grid --size 64M --threads 2",
             "tree --mode read --size 32M",
+            "signals --threads 4 --processes --seconds 0.5",
+            "signals --threads 4",
             "kv --server memcached --address /run/s --rate 2500.5 --connections 3 --value-size 100 --gets 50 --zipf 0",
         ] {
             let words = std::iter::once("x").chain(line.split(' '));

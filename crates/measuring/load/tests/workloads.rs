@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use farshore_load::outcome::{Event, Outcome};
 
 /// Each workload that needs nothing but memory, small and short.
-const WORKLOADS: [&str; 14] = [
+const WORKLOADS: [&str; 20] = [
     "random --size 4M --seconds 0.3 --warmup 0.1",
     "random --size 4M --seconds 0.2 --warmup 0 --run-length 512 --mode read",
     "scan --size 4M",
@@ -17,9 +17,15 @@ const WORKLOADS: [&str; 14] = [
     "phase --size 16M",
     "stress --size 4M",
     "stress --size 5000K --passes 3",
+    "kmers --size 4M --seconds 0.2 --warmup 0.1",
+    "kmers --size 1M --seconds 0.1 --warmup 0",
+    "images --size 8M",
+    "images --size 8M --change flip --passes 1",
     "grid --size 4M --seconds 0.2 --warmup 0.1",
     "tree --size 4M --seconds 0.2 --warmup 0.1",
     "tree --size 4M --seconds 0.2 --warmup 0 --mode read",
+    "signals --seconds 0.2 --warmup 0.1",
+    "signals --seconds 0.2 --warmup 0.1 --processes",
 ];
 
 fn start(line: &str) -> Command {
@@ -90,11 +96,45 @@ fn operations_are_those_that_were_asked_for() {
     assert_eq!(scan.bytes_per_operation, 4096);
     let (_, stress) = events("stress --size 4M --passes 3 --threads 2");
     assert_eq!(stress.operations, 2 * 3 * 1024);
+    let (_, images) = events("images --size 8M --passes 3 --threads 2 --change flip");
+    assert_eq!((images.operations, images.bytes_per_operation), (3 * 4, 2 * 640 * 480 * 3));
     let (_, random) = events("random --size 4M --run-length 16 --seconds 0.1 --warmup 0");
     assert_eq!(random.bytes_per_operation, 16 * 4096);
     let (_, phase) = events("phase --size 16M --threads 1");
     // A quarter of the memory in pairs of 8 bytes, each mapped and reduced.
     assert_eq!(phase.operations, 2 * (4 << 20) / 8);
+}
+
+#[test]
+fn a_list_is_pythons() {
+    for passes in [1, 3] {
+        let (phases, list) = events(&format!("list --size 4M --passes {passes} --seed 3"));
+        assert_eq!(phases, ["measure", "verify"]);
+        let told: Vec<_> = list.phases.iter().map(|phase| (phase.name.as_str(), phase.operations)).collect();
+        assert_eq!(told, [("measure", list.operations), ("verify", 0)]);
+        let elements = (4 << 20) / 40;
+        assert_eq!((list.operations, list.data_bytes), ((1 + passes) * elements, elements * 40), "{list:?}");
+        assert_eq!(list.timeline.operations.iter().sum::<u64>(), list.operations);
+        assert!(list.seconds > 0.0 && list.wrong.is_empty() && list.phases[0].minor_faults > 0, "{list:?}");
+        assert_eq!(events("list --size 4M --passes 1 --seed 3").1.checksum, list.checksum);
+        assert_ne!(events("list --size 4M --passes 1 --seed 4").1.checksum, list.checksum);
+    }
+    let output = run("list --size 4M");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    for part in ["list:", "elements/s", "measure", "verified  each of 104857 elements"] {
+        assert!(stdout.contains(part) && output.status.success(), "{part:?} is not in\n{stdout}");
+    }
+    for (line, ballast, reason) in [("list --threads 2", "0", "leave out --threads"), ("list", "10", "LOAD_BALLAST does not go")]
+    {
+        let output = start(line).env("LOAD_BALLAST", ballast).output().unwrap_or_else(|error| panic!("{line}: {error}"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && stderr.contains(reason), "{line}: {stderr}");
+    }
+    let output = start("list --size 4M").env("PATH", "/nowhere").output().unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        output.status.code() == Some(1) && String::from_utf8_lossy(&output.stderr).contains("cannot start python3"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -126,6 +166,8 @@ fn the_same_seed_gives_the_same_checksum() {
         "random --mode read --size 4M --seconds 0.05 --warmup 0",
         "phase --size 4M",
         "stress --size 4M",
+        "images --size 8M",
+        "images --size 8M --change flip",
         "grid --size 4M --seconds 0.05 --warmup 0",
         "tree --mode read --size 4M --seconds 0.05 --warmup 0",
     ] {
@@ -187,6 +229,7 @@ fn what_cannot_run_says_why() {
         ("scan --size 4000000T", "give less --size"),
         ("random --size 1M --run-length 512", "--run-length 512 is more than the 256 pages of 1M"),
         ("gups-move --size 4M --first-region 100", "--first-region 100 leaves no page"),
+        ("images --size 8M --threads 7", "give more --size or fewer --threads"),
         ("phase --size 1M --threads 200", "give more --size or fewer --threads"),
     ] {
         let output = run(line);

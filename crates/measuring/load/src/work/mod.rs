@@ -6,12 +6,16 @@ pub mod graph;
 pub mod grid;
 pub mod gups;
 pub mod hotset;
+pub mod images;
+pub mod kmers;
 pub mod kv;
+pub mod list;
 pub mod pagerank;
 pub mod phase;
 pub mod random;
 pub mod scan;
 pub mod scatter;
+pub mod signals;
 pub mod stress;
 pub mod tree;
 
