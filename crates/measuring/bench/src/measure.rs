@@ -138,7 +138,9 @@ fn run_program(
     take_end(round, &end);
     if output == Output::Hash {
         round.output_sha256 = end.output_sha256;
-    } else {
+    }
+    listener.end_beside(watch, round);
+    if output == Output::Lines {
         listener.tell(round);
     }
     Ok(())
@@ -170,6 +172,7 @@ fn run_service(
         round.wrong.push("the server ended before it was asked to".into());
     }
     round.wrong.extend(client_end.wrong.into_iter().map(|why| format!("client: {why}")));
+    listener.end_beside(watch, round);
     listener.tell(round);
     Ok(())
 }
@@ -293,11 +296,20 @@ struct Listener<'a> {
     not_raised: Option<String>,
     outcome: Option<Outcome>,
     strange: Option<String>,
+    /// What the target has beside the program, or why it could not be started.
+    beside: Option<Result<Child, String>>,
 }
 
 impl<'a> Listener<'a> {
     fn new(target: &'a dyn Target, pid: u32) -> Self {
-        Listener { counted: Counted::new(target, pid), raised: None, not_raised: None, outcome: None, strange: None }
+        Listener {
+            counted: Counted::new(target, pid),
+            raised: None,
+            not_raised: None,
+            outcome: None,
+            strange: None,
+            beside: None,
+        }
     }
 
     fn hear(&mut self, line: &str) {
@@ -305,6 +317,10 @@ impl<'a> Listener<'a> {
             Some(Event::Phase { name }) => {
                 // A mark ends the phase before it.
                 self.counted.end();
+                if self.beside.is_none() {
+                    let command = self.counted.target.beside(self.counted.pid);
+                    self.beside = command.map(|command| Child::start(command, Output::Hash));
+                }
                 if name == MEASURE {
                     if let Some(bytes) = self.raised {
                         self.not_raised = self.counted.target.set_memory(self.counted.pid, bytes).err();
@@ -318,6 +334,21 @@ impl<'a> Listener<'a> {
             }
             None => self.strange = Some(line.trim().chars().take(200).collect()),
         }
+    }
+
+    /// Waits for the end of what runs beside the program, which has ended.
+    fn end_beside(&mut self, watch: Watch<'_>, round: &mut Round) {
+        let ended = match self.beside.take() {
+            None => return,
+            Some(Err(why)) => Err(why),
+            Some(Ok(mut child)) => {
+                let patience = Watch { stop: watch.stop, deadline: Instant::now() + SERVER_PATIENCE };
+                let ended = child.wait(patience, |_| {}).map_err(|silence| gave_up(silence, patience));
+                ended.map(|moment| child.reap(moment).wrong)
+            }
+        };
+        let wrong = ended.unwrap_or_else(|why| vec![why]);
+        round.wrong.extend(wrong.into_iter().map(|why| format!("beside the program: {why}")));
     }
 
     fn tell(self, round: &mut Round) {

@@ -203,6 +203,8 @@ pub enum Value {
     Dip,
     /// Mean time that a core took to ask another one for slots, in ns.
     Delegation,
+    /// How often a core asked another one for slots, a second.
+    Delegations,
     /// The rate over time, drawn as such: no points.
     Timeline,
 }
@@ -212,7 +214,7 @@ impl Value {
     #[must_use]
     pub fn unit(self) -> &'static str {
         match self {
-            Value::Rate | Value::PagesIn | Value::Timeline => "/s",
+            Value::Rate | Value::PagesIn | Value::Delegations | Value::Timeline => "/s",
             Value::Kept | Value::Dip => "%",
             Value::Quantile(_) | Value::Mean | Value::Delegation => "ns",
             Value::Seconds | Value::Recovery => "s",
@@ -241,6 +243,7 @@ impl Value {
             Value::Recovery => "time until it is back".into(),
             Value::Dip => "lowest rate, % of before".into(),
             Value::Delegation => "time of a delegation".into(),
+            Value::Delegations => "delegations a second".into(),
         }
     }
 }

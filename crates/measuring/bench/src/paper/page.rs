@@ -1,6 +1,7 @@
 //! A figure's page, made from its raw rows alone.
 
 use farshore_command::page;
+use farshore_load::outcome::MEASURE;
 use maud::{Markup, html};
 
 use super::judge::{self, Judged};
@@ -8,7 +9,7 @@ use super::series::{self, Series};
 use super::{Figure, Panel, Plot, Value, draw, model};
 use crate::report::page::{STYLE, shown};
 use crate::report::{palette, tables, text};
-use crate::result::{Experiment, Results};
+use crate::result::{Experiment, Results, Round, TargetResult};
 use crate::statistics;
 
 /// The file of raw rows beside a page.
@@ -151,7 +152,7 @@ fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {
             @for words in complaints(&experiments) { p.note { (words) } }
             div.plots { @for attempt in draw::panel(results, figure, panel) { (shown(&attempt)) } }
             @for plot in panel.plots { @if plot.value != Value::Timeline { (points(results, &experiments, panel, plot)) } }
-            @if figure.is_modelled() { (times(&experiments, panel)) }
+            @if figure.is_modelled() { (times(&experiments, panel)) } @else { (processors(&experiments, panel, results.machine.cpus)) }
             @for experiment in &experiments {
                 details { summary { (at(experiment, panel)) ": each round" } (tables::targets(experiment)) (tables::rounds(experiment)) }
             }
@@ -213,6 +214,67 @@ fn times(experiments: &[&Experiment], panel: &Panel) -> Markup {
                                     th.number scope="row" { (text::short(&text::metric(series::x(experiment)))) }
                                     td { (series::label(experiment, target)) }
                                     td { (parts(target)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the time of all processors went in the measured phase.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Split {
+    /// In the program, and in Farshore's threads in it, in user mode.
+    user: f64,
+    /// In the kernel on their behalf.
+    system: f64,
+    /// In all else that ran: kswapd and other threads of the kernel's, a policy, other programs.
+    others: f64,
+}
+
+impl Split {
+    /// Of a round, in percent; `None` where it does not tell its measured phase.
+    fn of(round: &Round, cpus: u32) -> Option<Split> {
+        let measured = round.measured.filter(|_| round.measured_seconds > 0.0)?;
+        let phase = round.outcome.as_ref()?.phases.iter().find(|phase| phase.name == MEASURE)?;
+        let all = round.measured_seconds * f64::from(cpus.max(1)) / 100.0;
+        // The two sides read their clocks and counters a little apart, and the kernel's are in hundredths of a second.
+        let others = (measured.machine_cpu_seconds - phase.user_seconds - phase.system_seconds).max(0.0);
+        Some(Split { user: phase.user_seconds / all, system: phase.system_seconds / all, others: others / all })
+    }
+
+    /// The medians of a target's good rounds, and what is idle or waits.
+    fn shares(target: &TargetResult, cpus: u32) -> Option<[f64; 4]> {
+        let good = target.rounds.iter().filter(|round| round.wrong.is_empty());
+        let all: Vec<Split> = good.filter_map(|round| Split::of(round, cpus)).collect();
+        let median = |part: &dyn Fn(&Split) -> f64| statistics::median(&all.iter().map(part).collect::<Vec<_>>());
+        let idle = |split: &Split| (100.0 - split.user - split.system - split.others).max(0.0);
+        Some([median(&|split| split.user)?, median(&|split| split.system)?, median(&|split| split.others)?, median(&idle)?])
+    }
+}
+
+/// A row for each target at each point.
+fn processors(experiments: &[&Experiment], panel: &Panel, cpus: u32) -> Markup {
+    let targets = experiments.iter().flat_map(|experiment| experiment.targets.iter().map(move |target| (experiment, target)));
+    let rows: Vec<_> =
+        targets.filter_map(|(experiment, target)| Some((experiment, target, Split::shares(target, cpus)?))).collect();
+    html! {
+        @if !rows.is_empty() {
+            details {
+                summary { "What the processors' time goes to" }
+                p { "In percent of the time of all processors in the measured phase, medians of the good rounds. What Farshore's threads take is the program's, since they are in its process. Others are kswapd and what else the kernel runs, a policy beside the program, and other programs." }
+                div.scroll {
+                    table {
+                        thead { tr { th.number scope="col" { (panel.x.label) } th scope="col" { "target" } @for title in ["user", "system", "others", "idle or waits"] { th.number scope="col" { (title) } } } }
+                        tbody {
+                            @for (experiment, target, shares) in &rows {
+                                tr {
+                                    th.number scope="row" { (text::short(&text::metric(series::x(experiment)))) }
+                                    td { (series::label(experiment, target)) }
+                                    @for share in shares { td.number { (text::digits(*share)) "\u{a0}%" } }
                                 }
                             }
                         }
@@ -313,5 +375,38 @@ fn reading(figure: &Figure) -> Markup {
             }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farshore_load::outcome::{Outcome, Phase};
+
+    use super::*;
+    use crate::result::Counters;
+
+    fn round(user: f64, system: f64, machine: f64) -> Round {
+        let phase = |name: &str, user_seconds, system_seconds| Phase {
+            name: name.into(),
+            user_seconds,
+            system_seconds,
+            ..Phase::default()
+        };
+        let phases = vec![phase("fill", 9.0, 9.0), phase(MEASURE, user, system)];
+        let measured = Some(Counters { machine_cpu_seconds: machine, ..Counters::default() });
+        Round { outcome: Some(Outcome { phases, ..Outcome::default() }), measured, measured_seconds: 2.0, ..Round::default() }
+    }
+
+    #[test]
+    fn the_time_of_all_processors_is_split() {
+        let bad = Round { wrong: vec!["bad".into()], ..round(4.0, 0.0, 4.0) };
+        let target = TargetResult { rounds: vec![round(1.0, 0.5, 2.5), bad, round(1.0, 0.5, 2.5)], ..TargetResult::default() };
+        // Two processors for two seconds.
+        assert_eq!(Split::shares(&target, 2), Some([25.0, 12.5, 25.0, 37.5]));
+        // What the machine has counted in hundredths may be less than what the program has.
+        let target = TargetResult { rounds: vec![round(2.0, 2.004, 4.0)], ..TargetResult::default() };
+        assert!(Split::shares(&target, 2).is_some_and(|shares| shares[2] == 0.0 && shares[3] == 0.0));
+        let untold = TargetResult { rounds: vec![Round { measured: None, ..round(1.0, 1.0, 3.0) }], ..TargetResult::default() };
+        assert_eq!(Split::shares(&untold, 2), None);
     }
 }

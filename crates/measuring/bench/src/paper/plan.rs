@@ -235,6 +235,10 @@ pub fn needs_text(figure: &Figure) -> String {
     if figure.panels.iter().any(|panel| panel.ideal == Some(Latency::Device)) || lists.iter().any(|list| on_disk(list)) {
         needs.push("a disk");
     }
+    let takes_python = |panel: &Panel| matches!(panel.runs, Runs::Load { line, .. } if line.starts_with("list "));
+    if figure.panels.iter().any(takes_python) {
+        needs.push("python3");
+    }
     if figure.needs_server() {
         needs.push("a core for the generator");
     }

@@ -143,6 +143,10 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
         Value::Recovery => recovery(outcome).map(|seconds| seconds.max(outcome.timeline.step_seconds)),
         Value::Dip => dip(outcome),
         Value::Delegation => Some(counted("delegation_ns")? / counted("delegations")?),
+        // The whole run's, which is little more than the measured phase where nothing is filled beforehand.
+        Value::Delegations => {
+            (round.wall_seconds > 0.0).then(|| counted("delegations").map(|count| count / round.wall_seconds)).flatten()
+        }
         Value::Timeline => None,
     }
 }
@@ -278,11 +282,20 @@ mod tests {
         let mut round = round(1, 40, 2.0);
         let number = |round: &Round, value| of_round(round, value);
         assert_eq!((number(&round, Value::Rate), number(&round, Value::Seconds)), (Some(20.0), Some(2.0)));
-        for value in [Value::PagesIn, Value::Quantile(0.5), Value::Mean, Value::Recovery, Value::Dip, Value::Delegation] {
+        for value in [
+            Value::PagesIn,
+            Value::Quantile(0.5),
+            Value::Mean,
+            Value::Recovery,
+            Value::Dip,
+            Value::Delegation,
+            Value::Delegations,
+        ] {
             assert_eq!(number(&round, value), None, "{value:?}: nothing was told");
         }
         round.measured = Some(Counters { pages_in: 30, ..Counters::default() });
         round.measured_seconds = 0.5;
+        round.wall_seconds = 0.8;
         round.stats = Some(serde_json::json!({"swap": {"delegations": 4, "delegation_ns": 100}}));
         let outcome = round.outcome.as_mut().unwrap();
         outcome.latency = Histogram { counts: vec![(10, 3), (50, 1)] };
@@ -291,6 +304,7 @@ mod tests {
         assert_eq!(number(&round, Value::PagesIn), Some(60.0));
         assert_eq!((number(&round, Value::Quantile(0.5)), number(&round, Value::Mean)), (Some(10.0), Some(20.0)));
         assert_eq!((number(&round, Value::Dip), number(&round, Value::Delegation)), (Some(40.0), Some(25.0)));
+        assert_eq!(number(&round, Value::Delegations), Some(5.0));
         // 20, 40, 60, then 100: back from the step that begins 0.3 s after the change.
         assert!(number(&round, Value::Recovery).is_some_and(|seconds| (seconds - 0.3).abs() < 1e-9));
     }

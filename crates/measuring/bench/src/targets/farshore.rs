@@ -17,6 +17,7 @@ use farshore_config::stats::Stats;
 use farshore_config::{Size, SwapSpec};
 
 use super::plain::environment_settings;
+use super::spec::ATTACH;
 use super::{Place, Target};
 use crate::journal::Journal;
 use crate::result::{Counters, Round};
@@ -45,7 +46,7 @@ pub fn own_space(value: &str) -> Result<Option<Option<Size>>, String> {
 #[derive(Debug)]
 pub struct Farshore {
     command: PathBuf,
-    /// (key, value), as words of `farshore run`: `--KEY=VALUE`.
+    /// (key, value), as words of `farshore run`: `--KEY=VALUE`; and the policy to attach, which is none.
     options: Vec<(String, String)>,
     environment: BTreeMap<String, String>,
     journal: Arc<Journal>,
@@ -252,9 +253,17 @@ impl Target for Farshore {
                 _ => format!("--{key}={value}").into(),
             }
         };
-        command.args(self.options.iter().enumerate().map(word));
+        command.args(self.options.iter().filter(|(key, _)| key != ATTACH).enumerate().map(word));
         command.arg("--").args(program);
         command
+    }
+
+    fn beside(&self, pid: u32) -> Option<Command> {
+        let (_, policy) = self.options.iter().find(|(key, _)| key == ATTACH)?;
+        let mut words = policy.split(',');
+        let mut command = Command::new(&self.command);
+        command.arg("policy").args(words.next()).arg(pid.to_string()).args(words);
+        Some(command)
     }
 
     fn sample(&self, pid: u32) -> Option<Counters> {
@@ -291,6 +300,9 @@ impl Target for Farshore {
                 round.counters.pages_out = counted.pages_out;
                 round.peak_limited_bytes = stats.resident_bytes_peak;
                 round.wrong.extend(broken_promises(&stats, memory_bytes(&self.options, place).max(self.raised.get())));
+                if self.beside(0).is_some() && stats.policies.is_empty() {
+                    round.wrong.push("no policy was attached: it is with the first phase of a workload".to_string());
+                }
                 round.stats = Some(value);
             }
             // A program that was killed leaves none.

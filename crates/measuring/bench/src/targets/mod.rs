@@ -75,6 +75,12 @@ pub trait Target: fmt::Debug {
     /// The command that runs `program` under it. Its process id is the program's.
     fn command(&self, program: &[OsString]) -> Command;
 
+    /// What is to run beside the program `pid` from its first phase on, and ends with it; `None`: nothing.
+    fn beside(&self, pid: u32) -> Option<Command> {
+        let _ = pid;
+        None
+    }
+
     /// What it has counted so far, for the running process `pid`: everything in [`Counters`] but processor time; `None` if that cannot
     /// be told (any more). Takes a few milliseconds at most.
     fn sample(&self, pid: u32) -> Option<Counters>;

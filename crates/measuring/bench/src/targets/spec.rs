@@ -7,7 +7,7 @@
 //! TARGET    NAME[:OPTION[+OPTION…]]             a plus within an option: \+
 //!           command:[OPTION …] WORDS            as a shell would split them; options are leading words
 //! NAME      native, farshore, linux-swap, zram, zswap
-//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, and build=PATH; for the kernel's readahead=none; for zram and zswap pool=counted
+//! OPTION    label=NAME, env.NAME=VALUE; for farshore KEY=VALUE of farshore run, attach=POLICY and build=PATH; for the kernel's readahead=none; for zram and zswap pool=counted
 //! ```
 //!
 //! Every other backslash is a backslash.
@@ -32,6 +32,8 @@ const NAMES: &str = "native, farshore[:OPTION+…], linux-swap, zram, zswap, com
 const COMMON: &str = "label=NAME, env.NAME=VALUE";
 /// Options of `farshore run` that a target can have. `memory` is every target's, by `--memory`.
 const KEYS: [&str; 10] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "free", "threshold", "ablate"];
+/// The option that names a policy of `farshore policy`, which is attached to the program.
+pub const ATTACH: &str = "attach";
 
 /// One target, as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -223,7 +225,7 @@ impl Spec {
                 }
                 _ => Err(format!("option \"pool\" of target {target:?} is {value:?}: the only value is counted")),
             },
-            (_, Kind::Farshore { options, .. }) if KEYS.contains(&key) => {
+            (_, Kind::Farshore { options, .. }) if KEYS.contains(&key) || key == ATTACH => {
                 if key != "swap" && options.iter().any(|(other, _)| other == key) {
                     return twice();
                 }
@@ -242,7 +244,7 @@ impl Spec {
 /// The options that a target takes, for messages.
 fn valid(target: &str) -> String {
     match target {
-        "farshore" => format!("{}, build, {COMMON}", KEYS.join(", ")),
+        "farshore" => format!("{}, {ATTACH}, build, {COMMON}", KEYS.join(", ")),
         "zram" | "zswap" => format!("pool=counted, readahead=none, {COMMON}"),
         "linux-swap" => format!("readahead=none, {COMMON}"),
         _ => COMMON.to_string(),

@@ -53,6 +53,24 @@ fn the_command_line_has_everything() {
 }
 
 #[test]
+fn a_policy_is_attached_by_a_command_of_its_own() {
+    let (directory, journal) = journal();
+    let all = options(&[("attach", "csr,ahead=32"), ("prefetch", "none")]);
+    let mut target = Farshore::new("/bin/farshore".into(), all, BTreeMap::new(), &journal);
+    target.place = Some(place(directory.path()));
+    let words = |command: Command| command.get_args().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>();
+    let run = words(target.command(&["prog".into()]));
+    assert!(run.contains(&"--prefetch=none".into()) && !run.iter().any(|word| word.contains("attach")), "{run:?}");
+    assert_eq!(target.beside(77).map(words), Some(["policy", "csr", "77", "ahead=32"].map(String::from).to_vec()));
+    for (text, attached) in [("{}", false), (r#"{"policies": [{"requests": 3}]}"#, true)] {
+        fs::write(&target.stats, text).unwrap();
+        let mut round = Round::default();
+        target.after(&mut round);
+        assert_eq!(round.wrong.iter().any(|why| why.starts_with("no policy was attached")), !attached, "{:?}", round.wrong);
+    }
+}
+
+#[test]
 fn another_limit_while_it_runs_is_what_its_promises_are_held_to() {
     let (directory, journal) = journal();
     let command = directory.path().join("farshore");

@@ -22,6 +22,7 @@ fn every_kind_is_read() {
             "farshore:fault=poll+threshold=1M+build=/old\\+er",
             farshore(&[("fault", "poll"), ("threshold", "1M")], Some("/old+er")),
         ),
+        ("farshore:attach=csr,ahead=32+prefetch=none", farshore(&[("attach", "csr,ahead=32"), ("prefetch", "none")], None)),
         ("farshore:ablate=rescue,batch=1", farshore(&[("ablate", "rescue,batch=1")], None)),
         ("linux-swap", Kind::Kernel { kind: kernel::Kind::File, counted: false, ahead: true }),
         ("zram", Kind::Kernel { kind: kernel::Kind::Zram, counted: false, ahead: true }),
@@ -75,7 +76,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
         ("farshore:evictors=", "invalid option \"evictors=\""),
         (
             "farshore:stats=x",
-            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, batch, writes, free, threshold, ablate, build, label=NAME",
+            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, batch, writes, free, threshold, ablate, attach, build, label=NAME",
         ),
         ("farshore:memory=1G", "use --memory"),
         ("farshore:evictors=1+evictors=2", "\"evictors\" of target \"farshore\" is given twice"),
