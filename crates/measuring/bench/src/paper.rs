@@ -6,7 +6,7 @@
 //! ```
 //!
 //! 1. **A figure is data**: what is run at which points, what is drawn, which numbers the paper's text has and where, what is compared with them by which
-//!    rule. To add one: a [`Figure`] in the file of its paper, and its name in [`all`]. The tests say what it lacks.
+//!    rule. To add one: a [`Figure`] in the file of its paper (or beside it, in a folder of that name), and its name in [`all`]. The tests say what it lacks.
 //! 2. **Raw rows are results** as every other comparison's ([`crate::result`]), each experiment with its place in the figure
 //!    ([`crate::result::PaperPoint`]). A page is made from them alone, so `--from` makes the same page again.
 //! 3. **Numbers of a paper are digits of its text or tables, or computed from them and marked so.** Nothing is read off a drawing; a curve without digits has no reference.
@@ -189,6 +189,10 @@ pub enum Value {
     Rate,
     /// Operations a second, in percent of those of `native` in the same round.
     Kept,
+    /// Operations a second in a part of the measured phase, which the workload names.
+    Part(&'static str),
+    /// The same, in percent of those of `native` in the same round.
+    PartKept(&'static str),
     /// Pages that came from swap space a second, in the measured phase.
     PagesIn,
     /// This share of the operations took at most so long, in ns.
@@ -214,8 +218,8 @@ impl Value {
     #[must_use]
     pub fn unit(self) -> &'static str {
         match self {
-            Value::Rate | Value::PagesIn | Value::Delegations | Value::Timeline => "/s",
-            Value::Kept | Value::Dip => "%",
+            Value::Rate | Value::Part(_) | Value::PagesIn | Value::Delegations | Value::Timeline => "/s",
+            Value::Kept | Value::PartKept(_) | Value::Dip => "%",
             Value::Quantile(_) | Value::Mean | Value::Delegation => "ns",
             Value::Seconds | Value::Recovery => "s",
         }
@@ -224,7 +228,17 @@ impl Value {
     /// Whether less of it is better.
     #[must_use]
     pub fn less_is_better(self) -> bool {
-        !matches!(self, Value::Rate | Value::PagesIn | Value::Timeline | Value::Kept | Value::Dip)
+        !matches!(self.unit(), "/s" | "%")
+    }
+
+    /// The number that it is of `native`'s in percent; `None` if it is no such thing.
+    #[must_use]
+    pub fn of_native(self) -> Option<Value> {
+        match self {
+            Value::Kept => Some(Value::Rate),
+            Value::PartKept(part) => Some(Value::Part(part)),
+            _ => None,
+        }
     }
 
     /// What it is, for an axis.
@@ -233,6 +247,8 @@ impl Value {
         match self {
             Value::Rate | Value::Timeline => "operations a second".into(),
             Value::Kept => "throughput, % of all local".into(),
+            Value::Part(part) => format!("operations of {part} a second"),
+            Value::PartKept(part) => format!("throughput of {part}, % of all local"),
             Value::PagesIn => "pages fetched a second".into(),
             Value::Quantile(share) => format!(
                 "latency, {}th percentile",

@@ -67,12 +67,12 @@ pub fn label(experiment: &Experiment, target: &TargetResult) -> String {
     }
 }
 
-/// The series of some experiments, in the order in which they come first. `native`, which others are set against, is none for [`Value::Kept`].
+/// The series of some experiments, in the order in which they come first. `native` is none where the others are set against it.
 #[must_use]
 pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for experiment in experiments {
-        let targets = experiment.targets.iter().filter(|target| value != Value::Kept || target.kind != "native");
+        let targets = experiment.targets.iter().filter(|target| value.of_native().is_none() || target.kind != "native");
         for target in targets {
             let Some(middle) = middle(&rounds(experiment, target, value)) else { continue };
             let shown = experiment.paper.as_ref().map_or(f64::NAN, |point| point.shown);
@@ -89,13 +89,13 @@ pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
 /// The number of each good round of a target.
 #[must_use]
 pub fn rounds(experiment: &Experiment, target: &TargetResult, value: Value) -> Rounds {
-    let native = |number: u32| {
+    let native = |number: u32, value| {
         let native = experiment.targets.iter().find(|target| target.kind == "native")?;
-        good(native).find(|round| round.number == number).and_then(|round| of_round(round, Value::Rate))
+        good(native).find(|round| round.number == number).and_then(|round| of_round(round, value))
     };
-    let number = |round: &Round| match value {
-        Value::Kept => Some(of_round(round, Value::Rate)? / native(round.number)? * 100.0),
-        _ => of_round(round, value),
+    let number = |round: &Round| match value.of_native() {
+        Some(of) => Some(of_round(round, of)? / native(round.number, of)? * 100.0),
+        None => of_round(round, value),
     };
     let numbers = good(target).filter_map(|round| Some((round.number, number(round)?)));
     numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect()
@@ -125,6 +125,10 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
     let counted = |name: &str| round.stats.as_ref()?.get("swap")?.get(name)?.as_f64();
     match value {
         Value::Rate | Value::Kept => (outcome.seconds > 0.0).then(|| float(outcome.operations) / outcome.seconds),
+        Value::Part(name) | Value::PartKept(name) => {
+            let part = outcome.phases.iter().find(|phase| phase.name == name && phase.seconds > 0.0)?;
+            Some(float(part.operations) / part.seconds)
+        }
         Value::PagesIn => {
             let measured = round.measured.filter(|_| round.measured_seconds > 0.0)?;
             Some(float(measured.pages_in) / round.measured_seconds)
@@ -293,6 +297,22 @@ mod tests {
         ] {
             assert_eq!(number(&round, value), None, "{value:?}: nothing was told");
         }
+        let phase = |name: &str, seconds| farshore_load::outcome::Phase {
+            name: name.into(),
+            operations: 20,
+            seconds,
+            ..Default::default()
+        };
+        round.outcome.as_mut().unwrap().phases = vec![phase("map", 0.5), phase("reduce", 2.0), phase("never", 0.0)];
+        assert_eq!((number(&round, Value::Part("map")), number(&round, Value::Part("reduce"))), (Some(40.0), Some(10.0)));
+        assert_eq!((number(&round, Value::Part("never")), number(&round, Value::Part("another"))), (None, None));
+        let of = |seconds| {
+            let outcome = Outcome { phases: vec![phase("map", seconds)], ..Outcome::default() };
+            Round { number: 1, outcome: Some(outcome), ..Round::default() }
+        };
+        let kept = experiment(1.0, "", vec![target("ours", vec![of(2.0)]), target("native", vec![of(0.5)])]);
+        assert_eq!(rounds(&kept, &kept.targets[0], Value::PartKept("map")), [(1, 25.0)].into());
+        assert_eq!(all(&[&kept], Value::PartKept("map")).len(), 1, "native is what the other is set against");
         round.measured = Some(Counters { pages_in: 30, ..Counters::default() });
         round.measured_seconds = 0.5;
         round.wall_seconds = 0.8;
