@@ -156,6 +156,8 @@ pub enum Over {
     Load,
     /// Local memory in percent of the data; the load is as high as can be.
     Local,
+    /// The same under so many percent of the load that the reference takes with all data local. That is measured first, as the panel KEY`-peak`.
+    LocalUnder(u8),
 }
 
 /// One comparison at a point.
@@ -364,6 +366,12 @@ impl Figure {
     #[must_use]
     pub fn is_modelled(&self) -> bool {
         self.panels.iter().all(|panel| matches!(panel.runs, Runs::Modelled(_)))
+    }
+
+    /// Whether it takes the real memcached.
+    #[must_use]
+    pub fn needs_memcached(&self) -> bool {
+        self.panels.iter().any(|panel| matches!(&panel.runs, Runs::Served { line, .. } if line.contains("--mode memcached")))
     }
 
     /// Whether it takes `farshore-serve`.

@@ -1,6 +1,7 @@
 //! MAGE (Pan, Lala, Unal and others: Scalable Far Memory: Balancing Faults and Evictions).
 
 mod mapreduce;
+mod memcached;
 
 use super::Ours::{Level, Percent, Times};
 use super::Value::{Dip, Kept, PagesIn, Quantile, Rate, Recovery, Timeline};
@@ -10,7 +11,8 @@ use crate::report::axis::Scale;
 pub(super) const MAGE: Paper = Paper { name: "MAGE", title: "Scalable Far Memory: Balancing Faults and Evictions" };
 
 /// All of them.
-pub const FIGURES: &[&Figure] = &[&FIVE, &NINE, &NINE_DISK, &NINE_GAP, &TEN, &ELEVEN, &mapreduce::TWELVE, &FOURTEEN, &SEVENTEEN];
+pub const FIGURES: &[&Figure] =
+    &[&FIVE, &NINE, &NINE_DISK, &NINE_GAP, &TEN, &ELEVEN, &mapreduce::TWELVE, &memcached::THIRTEEN, &FOURTEEN, &SEVENTEEN];
 
 /// Its network, as it gives the latency of one read.
 const NETWORK: Latency = Latency::Delay(4_000);

@@ -130,6 +130,12 @@ impl Plan {
                         Over::Local => {
                             course.over_local(maker, points, &|experiment, percent| mark(experiment, percent, percent, ""))?
                         }
+                        Over::LocalUnder(load) => {
+                            course.over_local_under(maker, points, f64::from(*load), &|experiment, at| match at {
+                                None => mark(experiment, 0.0, 0.0, PEAK),
+                                Some(percent) => mark(experiment, percent, percent, ""),
+                            })?
+                        }
                     }
                 }
             }
@@ -198,7 +204,7 @@ pub fn seconds(figure: &Figure, rounds: u32, quick: bool) -> f64 {
             }
             Runs::Served { line, over, .. } => {
                 let modes = line.split(' ').filter(|word| *word == "--mode").count();
-                modes * (points.len() + usize::from(*over == Over::Load))
+                modes * (points.len() + usize::from(*over != Over::Local))
             }
             Runs::Modelled(_) => return panel.run_seconds,
         };
@@ -241,6 +247,9 @@ pub fn needs_text(figure: &Figure) -> String {
     }
     if figure.needs_server() {
         needs.push("a core for the generator");
+    }
+    if figure.needs_memcached() {
+        needs.push("memcached");
     }
     if needs.is_empty() { "nothing else".into() } else { needs.join(", ") }
 }

@@ -74,6 +74,9 @@ fn measure(
     if figure.needs_server() {
         there(serve.clone(), SERVE.1)?;
     }
+    if figure.needs_memcached() {
+        crate::uthread::memcached::need().map_err(Failure::Failed)?;
+    }
     let directory = swap_directory(arguments)?;
     let plan = Plan::new(figure, paper.quick, arguments, serve).map_err(Failure::Failed)?;
     let mut machine = machine::describe(&directory);

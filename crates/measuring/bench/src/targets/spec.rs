@@ -95,6 +95,12 @@ impl Spec {
         Spec::labelled("linux-swap", Kind::Kernel { kind: kernel::Kind::File, counted: false, ahead: true }, label)
     }
 
+    /// Linux swap on zram.
+    #[must_use]
+    pub fn zram(label: &str) -> Spec {
+        Spec::labelled("zram", Kind::Kernel { kind: kernel::Kind::Zram, counted: false, ahead: true }, label)
+    }
+
     fn labelled(text: &str, kind: Kind, label: &str) -> Spec {
         Spec { text: text.to_string(), label: Some(label.to_string()), environment: BTreeMap::new(), kind }
     }

@@ -40,10 +40,10 @@ Modes:
   block:N   N workers, which are OS threads, sleep until the page is there
   swap:N    the same without Farshore, in a memory cgroup with Linux swap on the disk of --dir,
             whatever --swap says (root)
-  memcached:N, memcached-swap:N
+  memcached:N, memcached-swap:N, memcached-zram:N
             kv: the real memcached (from PATH) with N threads in place of farshore-serve, under
-            farshore run and with Linux swap. Use --transport tcp: its socket for datagrams holds
-            130 or so, and loses what comes while it is full
+            farshore run, with Linux swap, and with Linux swap on zram. Use --transport tcp: its
+            socket for datagrams holds 130 or so, and loses what comes while it is full
 With -rr, as in yield-rr:N, idle workers get requests in turn (round robin), and not the one with
 the fewest fetches; not for memcached. Of several numbers, a short first pass finds the best one.
 All workers share the cores of --cores.
@@ -178,6 +178,8 @@ pub enum Wait {
     Memcached,
     /// The same with Linux swap
     MemcachedSwap,
+    /// The same with Linux swap on zram
+    MemcachedZram,
 }
 
 impl Wait {
@@ -191,19 +193,14 @@ impl Wait {
             Wait::Swap => "swap",
             Wait::Memcached => "memcached",
             Wait::MemcachedSwap => "memcached-swap",
+            Wait::MemcachedZram => "memcached-zram",
         }
-    }
-
-    /// Whether it is without Farshore.
-    #[must_use]
-    pub fn is_linux_swap(self) -> bool {
-        matches!(self, Wait::Swap | Wait::MemcachedSwap)
     }
 
     /// Whether the server is the real memcached.
     #[must_use]
     pub fn is_memcached(self) -> bool {
-        matches!(self, Wait::Memcached | Wait::MemcachedSwap)
+        matches!(self, Wait::Memcached | Wait::MemcachedSwap | Wait::MemcachedZram)
     }
 }
 
@@ -272,7 +269,7 @@ impl FromStr for Modes {
     fn from_str(text: &str) -> Result<Modes, String> {
         let wrong = || {
             format!(
-                "invalid mode {text:?}: write yield:N, busy:N, block:N,..., swap:N,..., memcached:N,... or memcached-swap:N,... with 1 to 64 workers, such as block:8,16, or yield-rr:N"
+                "invalid mode {text:?}: write yield:N, busy:N, block:N,..., swap:N,..., memcached:N,..., memcached-swap:N,... or memcached-zram:N,... with 1 to 64 workers, such as block:8,16, or yield-rr:N"
             )
         };
         let (name, numbers) = text.split_once(':').ok_or_else(wrong)?;
@@ -328,6 +325,7 @@ mod tests {
         assert_eq!(modes("block:8, 16"), Ok(vec!["block:8".into(), "block:16".into()]));
         assert_eq!(modes("yield-rr:2"), Ok(vec!["yield-rr:2".into()]));
         assert_eq!(modes("memcached-swap:1,2"), Ok(vec!["memcached-swap:1".into(), "memcached-swap:2".into()]));
+        assert_eq!(modes("memcached-zram:4"), Ok(vec!["memcached-zram:4".into()]));
         for wrong in ["", "yield", "yield:", "yield:0", "block:65", "block:8,", "sleep:1", "swap:x", "-rr:1", "memcached-rr:1"] {
             assert!(modes(wrong).is_err_and(|why| why.contains("invalid mode") && why.lines().count() == 1), "{wrong:?}");
         }

@@ -212,6 +212,35 @@ impl Course {
         Ok(())
     }
 
+    /// Makes the comparisons of a figure over local memory under one load: the highest throughput with all data local, then latencies with so many percent of the
+    /// data local at `load` percent of what the reference reached. `mark` gives each its place: nothing for the first, else percent.
+    ///
+    /// # Errors
+    /// One could not be made: one line.
+    pub fn over_local_under(
+        &self,
+        maker: &mut dyn Maker,
+        percents: &[f64],
+        load: f64,
+        mark: &dyn Fn(Experiment, Option<f64>) -> Experiment,
+    ) -> Result<(), Failure> {
+        let Some(modes) = self.choose(maker)? else { return Ok(()) };
+        let peak = self.local(&modes).ok_or_else(|| Failure::Failed("no mode shows what all data local give".into()))?;
+        let Some(made) = maker.make(&mark(peak, None), Rounds::All)? else { return Ok(()) };
+        let rate = Course { at: Percent(load), ..self.clone() }.rate_after(&made, &modes).map_err(Failure::Failed)?;
+        for percent in percents {
+            let setting = Setting { share: Percent(*percent), ..self.setting.clone() };
+            let course = Course { setting, at: Percent(load), ..self.clone() };
+            let experiment = course.latency(&modes, rate);
+            // All data are more than the items alone.
+            let memory_bytes = if *percent < 100.0 { experiment.memory_bytes } else { course.all_bytes() };
+            if maker.make(&mark(Experiment { memory_bytes, ..experiment }, Some(*percent)), Rounds::All)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn has(&self, phase: Phase) -> bool {
         self.phases.contains(&phase)
     }
@@ -356,7 +385,11 @@ fn list(modes: &[Mode]) -> String {
 /// What a mode is run under.
 fn target(mode: Mode, swaps: &[String]) -> Spec {
     let label = mode.to_string();
-    if mode.wait.is_linux_swap() { Spec::linux_swap(&label) } else { Spec::of_swaps(swaps, &label) }
+    match mode.wait {
+        Wait::Swap | Wait::MemcachedSwap => Spec::linux_swap(&label),
+        Wait::MemcachedZram => Spec::zram(&label),
+        _ => Spec::of_swaps(swaps, &label),
+    }
 }
 
 /// Whose load the latencies are taken at: where pages come soon, busy is the best that was known; on a disk it only waits.
@@ -368,7 +401,7 @@ fn reference(asked: Option<Wait>, modes: &[Modes], swaps: &[String]) -> Result<W
     let on_disk =
         swaps.iter().any(|swap| matches!(swap.parse(), Ok(SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })));
     let first = if on_disk { [Wait::Block, Wait::Busy] } else { [Wait::Busy, Wait::Block] };
-    let others = [Wait::Yield, Wait::Swap, Wait::Memcached, Wait::MemcachedSwap];
+    let others = [Wait::Yield, Wait::Swap, Wait::Memcached, Wait::MemcachedSwap, Wait::MemcachedZram];
     first.into_iter().chain(others).find(there).ok_or_else(|| "no mode is given".into())
 }
 

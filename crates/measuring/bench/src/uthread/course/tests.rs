@@ -159,3 +159,22 @@ fn what_does_not_go_together_is_refused() {
     assert!(course("array --phases latency --rate 1000").is_ok());
     assert!(course("array").unwrap().needs().len() == 3);
 }
+
+#[test]
+fn a_load_over_local_memory_is_a_share_of_what_all_local_take() {
+    let line = "kv --mode memcached:2 --mode memcached-zram:2 --data 100M --reference memcached --transport tcp";
+    let course = course(line).unwrap();
+    let mut made = Made::new(&[&[("memcached:2", 20_000.0)], &[], &[]]);
+    let marked = std::cell::RefCell::new(Vec::new());
+    let mark = |experiment: Experiment, at: Option<f64>| {
+        marked.borrow_mut().push(at);
+        experiment
+    };
+    course.over_local_under(&mut made, &[30.0, 100.0], 50.0, &mark).unwrap();
+    assert_eq!(marked.into_inner(), [None, Some(30.0), Some(100.0)]);
+    assert_eq!(made.labels[0], ["memcached:2"], "of all local, Farshore's alone");
+    assert_eq!(made.labels[1], ["memcached:2", "memcached-zram:2"]);
+    assert_eq!(made.loads, [Load::Closed(256), Load::Open(10_000.0), Load::Open(10_000.0)]);
+    assert!(made.memory[0] > 200 << 20 && made.memory[1] == 30 << 20 && made.memory[2] > 200 << 20, "{:?}", made.memory);
+    assert!(course.has_memcached());
+}
