@@ -211,9 +211,24 @@ pub enum Value {
     Delegation,
     /// How often a core asked another one for slots, a second.
     Delegations,
+    /// Mean time of a part of a fetch, in ns: one of [`FETCH_PARTS`].
+    FaultPart(&'static str),
+    /// All of them, a series each.
+    FaultParts,
     /// The rate over time, drawn as such: no points.
     Timeline,
 }
+
+/// Parts of a fetch, and what they are called in a legend. `all` is what the program sees, `around` what of it is in no other part.
+pub const FETCH_PARTS: &[(&str, &str)] = &[
+    ("all", "all"),
+    ("around", "signal, waits and turns"),
+    ("claim", "page and frame"),
+    ("read", "read"),
+    ("check", "check of the sum"),
+    ("map", "map"),
+    ("rest", "rest of the handler"),
+];
 
 impl Value {
     /// Its unit.
@@ -222,7 +237,7 @@ impl Value {
         match self {
             Value::Rate | Value::Part(_) | Value::PagesIn | Value::Delegations | Value::Timeline => "/s",
             Value::Kept | Value::PartKept(_) | Value::Dip => "%",
-            Value::Quantile(_) | Value::Mean | Value::Delegation => "ns",
+            Value::Quantile(_) | Value::Mean | Value::Delegation | Value::FaultPart(_) | Value::FaultParts => "ns",
             Value::Seconds | Value::Recovery => "s",
         }
     }
@@ -240,6 +255,14 @@ impl Value {
             Value::Kept => Some(Value::Rate),
             Value::PartKept(part) => Some(Value::Part(part)),
             _ => None,
+        }
+    }
+
+    /// What is drawn for it: a series each, with what is behind the name of its target.
+    fn drawn(self) -> Vec<(Value, &'static str)> {
+        match self {
+            Value::FaultParts => FETCH_PARTS.iter().map(|(part, name)| (Value::FaultPart(part), *name)).collect(),
+            value => vec![(value, "")],
         }
     }
 
@@ -262,6 +285,8 @@ impl Value {
             Value::Dip => "lowest rate, % of before".into(),
             Value::Delegation => "time of a delegation".into(),
             Value::Delegations => "delegations a second".into(),
+            Value::FaultPart(part) => format!("mean time of a fetch, {part}"),
+            Value::FaultParts => "mean time of a fetch".into(),
         }
     }
 }

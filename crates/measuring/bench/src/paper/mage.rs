@@ -2,6 +2,7 @@
 
 mod mapreduce;
 mod memcached;
+mod parts;
 
 use super::Ours::{Level, Percent, Times};
 use super::Value::{Dip, Kept, PagesIn, Quantile, Rate, Recovery, Timeline};
@@ -11,8 +12,19 @@ use crate::report::axis::Scale;
 pub(super) const MAGE: Paper = Paper { name: "MAGE", title: "Scalable Far Memory: Balancing Faults and Evictions" };
 
 /// All of them.
-pub const FIGURES: &[&Figure] =
-    &[&FIVE, &NINE, &NINE_DISK, &NINE_GAP, &TEN, &ELEVEN, &mapreduce::TWELVE, &memcached::THIRTEEN, &FOURTEEN, &SEVENTEEN];
+pub const FIGURES: &[&Figure] = &[
+    &FIVE,
+    &NINE,
+    &NINE_DISK,
+    &NINE_GAP,
+    &TEN,
+    &ELEVEN,
+    &mapreduce::TWELVE,
+    &memcached::THIRTEEN,
+    &FOURTEEN,
+    &parts::SIXTEEN,
+    &SEVENTEEN,
+];
 
 /// Its network, as it gives the latency of one read.
 const NETWORK: Latency = Latency::Delay(4_000);

@@ -73,10 +73,13 @@ pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for experiment in experiments {
         let targets = experiment.targets.iter().filter(|target| value.of_native().is_none() || target.kind != "native");
-        for target in targets {
+        let drawn = targets.flat_map(|target| value.drawn().into_iter().map(move |drawn| (target, drawn)));
+        for (target, (value, part)) in drawn {
             let Some(middle) = middle(&rounds(experiment, target, value)) else { continue };
             let shown = experiment.paper.as_ref().map_or(f64::NAN, |point| point.shown);
-            let (label, point) = (label(experiment, target), Point { x: x(experiment), shown, middle });
+            let of = label(experiment, target);
+            let label = if part.is_empty() { of } else { format!("{of}, {part}") };
+            let point = Point { x: x(experiment), shown, middle };
             match series.iter_mut().find(|other| other.label == label) {
                 Some(other) => other.points.push(point),
                 None => series.push(Series { label, points: vec![point] }),
@@ -151,7 +154,30 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
         Value::Delegations => {
             (round.wall_seconds > 0.0).then(|| counted("delegations").map(|count| count / round.wall_seconds)).flatten()
         }
-        Value::Timeline => None,
+        Value::FaultPart(part) => fault_part(round, part),
+        Value::FaultParts | Value::Timeline => None,
+    }
+}
+
+/// Mean time of a part of a fetch, in ns. The parts inside the handler are Farshore's, of fetches that waited for nothing but their read; all is what the program
+/// sees in its measured time, for each page that came.
+fn fault_part(round: &Round, part: &str) -> Option<f64> {
+    let parts = round.stats.as_ref()?.get("fetch_parts")?;
+    let counted = |name: &str| parts.get(name)?.as_f64();
+    let measured = counted("measured").filter(|measured| *measured > 0.0)?;
+    let inside = |name: &str| Some(counted(&format!("{name}_ns"))? / measured);
+    let all = || {
+        let fetches = round.measured.filter(|measured| measured.fetches > 0)?.fetches;
+        let waited = |(ns, count): &(u64, u64)| float(*ns) * float(*count);
+        Some(round.outcome.as_ref()?.latency.counts.iter().map(waited).sum::<f64>() / float(fetches))
+    };
+    match part {
+        "all" => all(),
+        "around" => {
+            let known: Option<Vec<f64>> = ["claim", "read", "check", "map", "rest"].into_iter().map(inside).collect();
+            Some(all()? - known?.into_iter().sum::<f64>())
+        }
+        part => inside(part),
     }
 }
 
@@ -327,6 +353,28 @@ mod tests {
         assert_eq!(number(&round, Value::Delegations), Some(5.0));
         // 20, 40, 60, then 100: back from the step that begins 0.3 s after the change.
         assert!(number(&round, Value::Recovery).is_some_and(|seconds| (seconds - 0.3).abs() < 1e-9));
+    }
+
+    #[test]
+    fn a_fetch_has_parts_and_a_rest_around_them() {
+        let parts = serde_json::json!({"measured": 10, "claim_ns": 1000, "read_ns": 40_000, "check_ns": 500, "map_ns": 8000, "rest_ns": 500});
+        let mut round = round(1, 100, 1.0);
+        round.stats = Some(serde_json::json!({ "fetch_parts": parts }));
+        let number = |round: &Round, part| of_round(round, Value::FaultPart(part));
+        assert_eq!((number(&round, "read"), number(&round, "map"), number(&round, "all")), (Some(4000.0), Some(800.0), None));
+        round.outcome.as_mut().unwrap().latency = Histogram { counts: vec![(100, 50), (7900, 50)] };
+        round.measured = Some(Counters { fetches: 50, ..Counters::default() });
+        assert_eq!((number(&round, "all"), number(&round, "around")), (Some(8000.0), Some(3000.0)));
+        let of = experiment(2.0, "", vec![target("ours", vec![round.clone()])]);
+        let drawn = all(&[&of], Value::FaultParts);
+        assert_eq!(drawn.len(), super::super::FETCH_PARTS.len());
+        assert!(
+            drawn
+                .iter()
+                .any(|series| series.label == "ours, page and frame" && (series.points[0].middle.median - 100.0).abs() < 1e-9)
+        );
+        round.stats = Some(serde_json::json!({"fetch_parts": {"measured": 0, "read_ns": 0}}));
+        assert_eq!(number(&round, "read"), None, "nothing was measured");
     }
 
     #[test]
