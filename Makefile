@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table fleet-table autopilot-table plan-table remote-table density-table ablations-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote redis redis-long mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table fleet-table autopilot-table plan-table remote-table density-table ablations-table flushes-table policies-real policies-redis unit sim canaries fuzz loom miri real real-more rows rows-long pace ablate pools remote redis redis-long mirror survived survived-long manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget daemon seeing bench-ends report serve serve-long suites suites-long soak soak-long kernels kernels-long guests guests-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -61,6 +61,9 @@ policies-redis: build ## redis-server beside policies that listen, stop, die and
 
 ablations-table: build ## what each mechanism gives, by leaving it out; pages a TLB flush (about an hour)
 	python3 tools/ablations.py $(ARGS)
+
+flushes-table: ## how calls that flush TLBs overlap, by threads and pages a call (a minute or two; an idle machine)
+	python3 tools/flushes.py $(ARGS)
 
 remote-table: build ## pages of another machine's memory beside a bare socket, libnbd and nbdkit (docs/src/guide/remote.md; some minutes)
 	python3 tools/remote.py $(ARGS)
