@@ -33,7 +33,7 @@ WORKLOADS = (
 )
 # Workloads that have an end of their own are not told how long they run.
 ENDS = ("scan", "stress", "pagerank")
-SWITCHES = ("pipeline", "caches", "rescue", "delegation", "write-runs", "partitions", "prefetch", "headroom", "batch=1", "batch=8", "batch=32", "batch=128", "batch=512")
+SWITCHES = ("pipeline", "caches", "rescue", "delegation", "write-runs", "partitions", "prefetch", "headroom", "migration", "batch=1", "batch=8", "batch=32", "batch=128", "batch=512")
 # The smallest sizes that make the limit's largest batch 512 pages.
 LEAST_MIB = 64
 
@@ -51,6 +51,7 @@ def is_out(switch, it):
         "partitions": lambda: evictors["lists"] == 1,
         "prefetch": lambda: it["prefetch"]["issued"] == 0,
         "headroom": lambda: evictors["high_pages"] > 2,
+        "migration": lambda: evictors["bound"] == evictors["count"],
         "batch": lambda: evictions["pages"] <= int(number) * evictions["batches"],
     }[word]()
 

@@ -34,6 +34,7 @@ SWITCHES = (
     ("prefetch", lambda it: it["prefetcher"] == "none" and it["prefetch"]["issued"] < 500, lambda it: it["prefetcher"] == "sequential" and it["prefetch"]["issued"] > 2000),
     # The stress program has more data than would nearly fit.
     ("headroom", lambda it: it["evictors"]["high_pages"] > 2, None),
+    ("migration", lambda it: it["evictors"]["bound"] == it["evictors"]["count"], lambda it: it["evictors"]["bound"] == 0),
     ("batch=1", lambda it: it["evictions"]["batches"] == it["evictions"]["pages"], lambda it: batches(it) > 8),
     ("batch=512", lambda it: it["evictors"]["batch_pages_most"] == 512, lambda it: it["evictors"]["batch_pages_most"] <= 256),
 )

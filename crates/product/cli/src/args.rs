@@ -210,6 +210,7 @@ pub struct RunArgs {
     ///   partitions  all cores have one list of granules, and extents in common;
     ///   prefetch    as --prefetch none;
     ///   headroom    stages and free frames stay as many where the data would nearly fit without them;
+    ///   migration   each evictor stays on one core;
     ///   batch=N     batches of N pages, 1 to 512.
     /// The program runs as well as without, and slower. farshore stat says what is left out.
     #[arg(long, value_name = "LIST", verbatim_doc_comment)]

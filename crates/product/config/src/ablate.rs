@@ -19,6 +19,7 @@ const SWITCHES: &[Switch] = &[
     ("partitions", |it| &mut it.partitions),
     ("prefetch", |it| &mut it.prefetch),
     ("headroom", |it| &mut it.headroom),
+    ("migration", |it| &mut it.migration),
 ];
 
 /// What `--ablate` says.
@@ -96,8 +97,8 @@ mod tests {
             ("batch=1", "batch=1"),
             ("batch=512,write-runs,pipeline", "pipeline,write-runs,batch=512"),
             (
-                "headroom,prefetch,partitions,write-runs,delegation,rescue,caches,pipeline",
-                "pipeline,caches,rescue,delegation,write-runs,partitions,prefetch,headroom",
+                "migration,headroom,prefetch,partitions,write-runs,delegation,rescue,caches,pipeline",
+                "pipeline,caches,rescue,delegation,write-runs,partitions,prefetch,headroom,migration",
             ),
         ] {
             let read: Ablate = text.parse().unwrap();

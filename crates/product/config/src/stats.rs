@@ -374,6 +374,8 @@ pub struct Evictors {
     pub writes_in_flight_peak: u64,
     /// The most batches that one of them ever had under way: selected, and not yet written.
     pub batches_in_flight_peak: u64,
+    /// Of them, those that stay on one core each: in experiments without migration (`--ablate migration`).
+    pub bound: u64,
     /// Lists of granules that they take pages from, one a core.
     pub lists: u64,
     /// Free frames at which they start …
@@ -648,7 +650,7 @@ mod tests {
             evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed evictors/batch_pages_most \
             evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak evictors/low_pages \
             evictors/high_pages evictors/changes evictors/frame_waits evictors/frame_wait_ns prefetch/threads ablated \
-            evictors/batches_in_flight_peak evictors/lists swap/writes swap/delegations swap/delegation_ns flushes/protect_calls \
+            evictors/batches_in_flight_peak evictors/bound evictors/lists swap/writes swap/delegations swap/delegation_ns flushes/protect_calls \
             flushes/unmap_calls flushes/unmap_ranges copies/in_bytes copies/out_bytes waits/page waits/page_ns waits/write waits/write_ns \
             fetch_parts/measured fetch_parts/claim_ns fetch_parts/read_ns fetch_parts/check_ns fetch_parts/map_ns fetch_parts/rest_ns";
         for name in names.split_whitespace() {

@@ -23,6 +23,8 @@ pub struct Ablated {
     pub prefetch: bool,
     /// Stages and free frames become few where the program's data would nearly fit without them. Without, they are as many as ever.
     pub headroom: bool,
+    /// Evictors move from core to core, as the scheduler likes. Without, each stays on one of those that the process may use.
+    pub migration: bool,
     /// The pages of each batch are exactly so many at most, from 1 to [`BATCH_PAGES_ABLATED_MAX`](crate::limits::BATCH_PAGES_ABLATED_MAX).
     pub batch: Option<u32>,
 }

@@ -95,6 +95,7 @@ fn evictors<W: World>(engine: &Engine<W>) -> stats::Evictors {
         writes_in_flight: paced.writes_in_flight.into(),
         writes_in_flight_peak: paced.writes_in_flight_peak.into(),
         batches_in_flight_peak: paced.batches_in_flight_peak.into(),
+        bound: paced.bound.into(),
         lists: engine.lists() as u64,
         low_pages: paced.watermarks.0,
         high_pages: paced.watermarks.1,

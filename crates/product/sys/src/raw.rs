@@ -31,6 +31,8 @@ pub mod nr {
     pub const PRCTL: u64 = 157;
     pub const GETTID: u64 = 186;
     pub const SCHED_YIELD: u64 = 24;
+    pub const SCHED_SETAFFINITY: u64 = 203;
+    pub const SCHED_GETAFFINITY: u64 = 204;
     pub const FUTEX: u64 = 202;
     pub const GETDENTS64: u64 = 217;
     pub const OPENAT: u64 = 257;

@@ -50,6 +50,8 @@ struct Gauges {
     flying_peak: AtomicU32,
     /// The most batches that one evictor ever had under way.
     batches_peak: AtomicU32,
+    /// Evictors that stay on one core, a bit each.
+    bound: AtomicU64,
     changes: AtomicU64,
 }
 
@@ -146,6 +148,8 @@ pub struct Paced {
     pub writes_in_flight_peak: u32,
     /// The most batches that one evictor ever had under way: selected, and not all of it written.
     pub batches_in_flight_peak: u32,
+    /// Evictors that stay on one core each ([`Engine::note_bound`]).
+    pub bound: u32,
     /// How often the pace has changed.
     pub changes: u64,
 }
@@ -392,12 +396,19 @@ impl Control {
             writes_in_flight: gauges.flying.load(Ordering::Relaxed),
             writes_in_flight_peak: gauges.flying_peak.load(Ordering::Relaxed),
             batches_in_flight_peak: gauges.batches_peak.load(Ordering::Relaxed),
+            bound: gauges.bound.load(Ordering::Relaxed).count_ones(),
             changes: gauges.changes.load(Ordering::Relaxed),
         }
     }
 }
 
 impl<W: World> Engine<W> {
+    /// The evictor with this number stays on one core from now on.
+    pub fn note_bound(&self, evictor: usize) {
+        let bit = 1_u64.checked_shl(evictor as u32).unwrap_or(0);
+        self.evictors.pace.gauges.0.bound.fetch_or(bit, Ordering::Relaxed);
+    }
+
     /// How hard evictors work.
     pub fn paced(&self) -> Paced {
         self.evictors.pace.paced(self.budget.watermarks())

@@ -52,6 +52,7 @@ use farshore_engine::giving;
 use farshore_engine::health::{Usage, Watcher};
 use farshore_engine::prefetch::Reader;
 use farshore_sys::clock::sleep_ns;
+use farshore_sys::cpu;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -227,7 +228,12 @@ extern "C" fn begin(job: u64) -> ! {
         runtime.wait_until_running();
     }
     match &mut *job {
-        Job::Evict(evictor) => evictor.run(&STOP),
+        Job::Evict(evictor) => {
+            if runtime.options.ablate.0.migration {
+                stay(runtime, evictor.id());
+            }
+            evictor.run(&STOP)
+        }
         Job::ReadAhead => thread.with_buffer(|buffer| runtime.engine.read_ahead(thread.core(), buffer, &STOP)),
         Job::Watch(watcher) => Library::watch(runtime, watcher),
         Job::Drain => Library::drain(runtime),
@@ -247,6 +253,14 @@ extern "C" fn begin(job: u64) -> ! {
     loop {
         // SAFETY: ends this thread, whose home is free when the kernel does not know it any more.
         unsafe { syscall(nr::EXIT, [0; 6]) };
+    }
+}
+
+/// For experiments: the calling thread, an evictor, stays on one core.
+fn stay(runtime: &Runtime, evictor: usize) {
+    match cpu::stay_on(evictor) {
+        Ok(()) => runtime.engine.note_bound(evictor),
+        Err(why) => report::line(format_args!("evictor {evictor} cannot be kept on one core: {why:?}")),
     }
 }
 

@@ -201,7 +201,7 @@ mod tests {
     const LEVELS: &str = "uptime_ns memory_limit_bytes managed_bytes managed_bytes_peak used_bytes_peak resident_bytes resident_bytes_peak \
         overhead_bytes overhead_bytes_peak evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed \
         evictors/batch_pages_most evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak \
-        evictors/batches_in_flight_peak evictors/lists evictors/low_pages evictors/high_pages prefetch/wasted prefetch/threads fault_latency_ns/p50 fault_latency_ns/p90 \
+        evictors/batches_in_flight_peak evictors/bound evictors/lists evictors/low_pages evictors/high_pages prefetch/wasted prefetch/threads fault_latency_ns/p50 fault_latency_ns/p90 \
         fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken \
         family/own_limit_bytes family/processes family/memory_bytes spaces/capacity_bytes spaces/used_bytes spaces/encrypted \
         spaces/drained_percent spaces/copies/stale_pages pool/capacity_bytes pool/used_bytes pool/pages pool/repeated_pages pool/compressed_bytes \
