@@ -128,10 +128,10 @@ def test_nonsense():
         expect(read(other, 32) == answer(10, range(100)), "another connection")
 
 
-def load(wait, transport, *options):
+def load(wait, transport, *options, server=()):
     """A minute's worth of requests in seconds, in each of which all answers are right, and there is one for each."""
     loader = beside("farshore-load")
-    with tempfile.TemporaryDirectory() as place, Server("scan", "--items", str(ITEMS), "--wait", wait, "--workers", "2") as server:
+    with tempfile.TemporaryDirectory() as place, Server("scan", "--items", str(ITEMS), "--wait", wait, "--workers", "2", *server) as server:
         told = os.path.join(place, "told.json")
         address = f"{transport}:127.0.0.1:{(server.udp if transport == 'udp' else server.tcp)[1]}"
         argv = [loader, "open", "scan", address, f"--items={ITEMS}", "--mix=get=99,scan=1", "--closed=64", "--timeout=20s", "--warmup=0", "--seconds=2",
@@ -165,6 +165,29 @@ def test_load_busy():
     load("busy", "udp")
 
 
+def test_load_preempted():
+    """Under load: the same, and SCANs give way."""
+    load("busy", "udp", server=("--slice", "5us"))
+
+
+def test_load_own_replies():
+    """Under load: workers send answers themselves."""
+    load("yield", "udp", server=("--replies", "own"))
+
+
+def test_slices():
+    """A GET behind a SCAN of all goes before its end if there are slices, and behind it if there are none."""
+    for wait, how, first in (("busy", "5us", 2), ("busy", "never", 1), ("yield", "5us", 2), ("yield", "never", 1)):
+        options = ("--items", str(ITEMS), "--max-scan", str(ITEMS), "--wait", wait, "--slice", how, "--workers", "1")
+        with Server("scan", *options, prefix=()) as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+            u.settimeout(ANSWER_SECONDS)
+            u.sendto(request(1, SCAN, 0, ITEMS), server.udp)
+            u.sendto(request(2, GET, 5), server.udp)
+            got = [u.recvfrom(100)[0] for _ in range(2)]
+            expect(sorted(got) == [answer(1, range(ITEMS)), answer(2, range(5, 6))], "an answer is wrong")
+            expect(got[0][0] == first, f"--wait {wait} --slice {how}: {got[0][0]} came first")
+
+
 def test_ends():
     """SIGTERM and SIGINT while long scans are under way; nothing of the file is left."""
     for how in (signal.SIGTERM, signal.SIGINT):
@@ -194,7 +217,7 @@ def test_killed():
 
 def test_errors():
     """Wrong options, directories that cannot be used, too much: one line that says what to do."""
-    for wrong in (["--items", "0"], ["--items", "x"], ["--value-bytes", "12"], ["--value-bytes", "0"], ["--value-bytes", "1M"], ["--wait", "never"]):
+    for wrong in (["--slice", "5"], ["--items", "0"], ["--items", "x"], ["--value-bytes", "12"], ["--value-bytes", "0"], ["--value-bytes", "1M"], ["--wait", "never"]):
         done = subprocess.run([OPTIONS.serve, "scan", *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
         expect(done.returncode == 2 and wrong[0].encode() in done.stderr, (wrong, done))
     with tempfile.NamedTemporaryFile() as file:

@@ -152,7 +152,7 @@ pub enum Vary {
 /// What a point of a service's panel is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Over {
-    /// The load, in percent of the highest throughput of `busy`. That is measured first, as the panel KEY`-peak`.
+    /// The load, in percent of the highest throughput of the reference (`busy`, if the line names no other). That is measured first, as the panel KEY`-peak`.
     Load,
     /// Local memory in percent of the data; the load is as high as can be.
     Local,

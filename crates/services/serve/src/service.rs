@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use farshore_config::Time;
 use farshore_uthread::dispatch::Policy;
 use farshore_uthread::net::{Counts, Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
-use farshore_uthread::{Config, Handle, Panics, Runtime, WaitMode, sleep, stopping};
+use farshore_uthread::{Config, Handle, Panics, Replies, Runtime, WaitMode, sleep, stopping};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -60,6 +61,12 @@ pub struct Options {
     /// Which idle worker gets a new request
     #[arg(long, value_enum, default_value_t = Dispatch::Fewest)]
     pub dispatch: Dispatch,
+    /// Who sends answers over UDP
+    #[arg(long, value_enum, default_value_t = Replier::Delegated)]
+    pub replies: Replier,
+    /// After so long a request that goes on for long (a SCAN, a search, a transaction) lets others run: 5us, or never. With busy and block what it waits for is a part of it
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = slice)]
+    pub slice: Duration,
     /// Cores for the workers, such as 0,2; other threads of the process are not bound [default: all that it may use]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..1024))]
     pub cores: Vec<u16>,
@@ -105,6 +112,32 @@ impl From<Dispatch> for Policy {
             Dispatch::RoundRobin => Policy::RoundRobin,
         }
     }
+}
+
+/// Who sends answers over UDP.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Replier {
+    /// A thread that does nothing else
+    Delegated,
+    /// The worker, which waits for the send, to compare with
+    Own,
+}
+
+impl From<Replier> for Replies {
+    fn from(replier: Replier) -> Replies {
+        match replier {
+            Replier::Delegated => Replies::Delegated,
+            Replier::Own => Replies::Own,
+        }
+    }
+}
+
+/// A slice: a time, or none.
+fn slice(text: &str) -> Result<Duration, String> {
+    if text == "never" {
+        return Ok(Duration::MAX);
+    }
+    text.parse::<Time>().map(|time| Duration::from_nanos(time.ns())).map_err(|error| format!("{error}; or never"))
 }
 
 /// Connections, counted.
@@ -193,6 +226,8 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         buffer_bytes: REQUEST_MAX,
         pin: !options.no_pin,
         wait: options.wait.into(),
+        slice: options.slice,
+        replies: options.replies.into(),
         policy: options.dispatch.into(),
         panics: Panics::End,
         // The heap is held (`main.rs`), and so is what of the stores calls it. What unithreads leave on their stacks would be taken for such calls.
@@ -307,6 +342,14 @@ fn accept<S: Service>(listener: &TcpListener, handle: &Handle, service: &Arc<S>,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slices_are_read() {
+        assert_eq!((slice("5us"), slice("never")), (Ok(Duration::from_micros(5)), Ok(Duration::MAX)));
+        for wrong in ["", "5", "always", "-1us"] {
+            assert!(slice(wrong).is_err_and(|why| why.contains("never") && why.lines().count() == 1), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn the_end_tells_what_was_not_answered() {

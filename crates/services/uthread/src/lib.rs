@@ -69,7 +69,7 @@ pub use runtime::Runtime;
 #[cfg(not(loom))]
 pub use scheduler::api::{as_before, checkpoint, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
 #[cfg(not(loom))]
-pub use scheduler::config::{Config, Panics, WaitMode};
+pub use scheduler::config::{Config, Panics, Replies, WaitMode};
 #[cfg(not(loom))]
 pub use scheduler::handle::Handle;
 #[cfg(not(loom))]

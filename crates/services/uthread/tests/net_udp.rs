@@ -3,10 +3,11 @@
 
 mod common;
 
+use common::in_child;
 use common::net::{Random, here, runtime, until, watchdog};
 use core::time::Duration;
 use farshore_uthread::net::{Datagram, Limits, UdpServer, UdpSocket};
-use farshore_uthread::{Config, Runtime, channel, sleep};
+use farshore_uthread::{Config, Replies, Runtime, channel, sleep};
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket as Plain};
 use std::sync::Arc;
@@ -31,6 +32,47 @@ fn echo(datagram: Datagram<'_>) {
             let length = bytes.len();
             datagram.reply(length);
         }
+    }
+}
+
+/// How often the thread of replies has slept.
+fn sleeps_of_the_heir() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let named =
+        |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "unireplies");
+    let status = tasks.filter(named).map(|task| std::fs::read_to_string(task.join("status")).unwrap());
+    let count = |status: String| {
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
+    };
+    status.map(|status| count(status).unwrap()).sum()
+}
+
+#[test]
+fn workers_send_datagrams_themselves_if_they_are_told_to() {
+    // In a process of its own: other tests' runtimes have threads of that name.
+    let ends = in_child("workers_send_datagrams_themselves_if_they_are_told_to", who_sends);
+    assert!(ends.is_none_or(|ends| ends.status.success()));
+}
+
+fn who_sends() {
+    for replies in [Replies::Own, Replies::Delegated] {
+        let runtime = Runtime::start(Config { workers: 1, replies, ..Config::default() }).unwrap();
+        let server = server(&runtime, Limits::default(), echo);
+        let peer = Plain::bind(here()).unwrap();
+        peer.connect(server.local_addr().unwrap()).unwrap();
+        let ask = |number: u64| {
+            let mut bytes = [0; 100];
+            peer.send(&number.to_le_bytes()).unwrap();
+            assert_eq!((peer.recv(&mut bytes).unwrap(), &bytes[..8]), (8, &number.to_le_bytes()[..]));
+        };
+        ask(0);
+        let before = sleeps_of_the_heir();
+        (1..=100).for_each(ask);
+        let slept = sleeps_of_the_heir() - before;
+        assert_eq!((slept < 10, server.counts().received), (replies == Replies::Own, 101), "{replies:?}: {slept}");
+        assert_eq!(runtime.handle().replies_failed(), 0);
+        server.join();
+        runtime.shutdown().unwrap();
     }
 }
 

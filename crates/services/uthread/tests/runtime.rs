@@ -8,7 +8,7 @@ use core::time::Duration;
 use farshore_uthread::channel::{self, RecvError, SendError};
 use farshore_uthread::dispatch::Policy;
 use farshore_uthread::{
-    Config, Error, Panics, Runtime, SpawnError, Stopped, checkpoint, hold, io, is_unithread, sleep, spawn, stopping,
+    Config, Error, Panics, Runtime, SpawnError, Stopped, WaitMode, checkpoint, hold, io, is_unithread, sleep, spawn, stopping,
     worker_index, yield_now,
 };
 use std::cell::Cell;
@@ -18,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Instant;
 
 #[test]
 fn a_hundred_thousand_at_a_time() {
@@ -252,6 +253,53 @@ fn a_long_computation_gives_way_at_its_checkpoints() {
     });
     runtime.spawn(move || done.store(true, SeqCst)).unwrap().join().unwrap();
     long.unwrap().join().unwrap();
+}
+
+#[test]
+fn without_slices_a_long_computation_keeps_its_worker() {
+    watchdog();
+    let runtime = Runtime::start(Config { workers: 1, slice: Duration::MAX, ..Config::default() }).unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let long = runtime.spawn({
+        let (done, other) = (done.clone(), done.clone());
+        move || {
+            let other = spawn(move || other.store(true, SeqCst)).unwrap();
+            let end = Instant::now() + Duration::from_millis(20);
+            while Instant::now() < end {
+                checkpoint();
+            }
+            let early = done.load(SeqCst);
+            other.join().unwrap();
+            early
+        }
+    });
+    assert!(!long.unwrap().join().unwrap(), "it gave way");
+    assert!(done.load(SeqCst));
+}
+
+#[test]
+fn a_slice_begins_with_the_unithread_where_waits_are_a_part_of_it() {
+    watchdog();
+    for (wait, gives_way) in [(WaitMode::Yield, false), (WaitMode::Busy, true), (WaitMode::Block, true)] {
+        let slice = Duration::from_millis(10);
+        let runtime = Runtime::start(Config { workers: 1, slice, wait, ..Config::default() }).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let long = runtime.spawn(move || {
+            let other = spawn({
+                let done = done.clone();
+                move || done.store(true, SeqCst)
+            });
+            // The first turn that it gives away it has back at once: a new one, itself, came last.
+            for _ in 0..2 {
+                std::thread::sleep(slice);
+                checkpoint();
+            }
+            let early = done.load(SeqCst);
+            other.unwrap().join().unwrap();
+            early
+        });
+        assert_eq!(long.unwrap().join().unwrap(), gives_way, "{wait:?}");
+    }
 }
 
 #[test]

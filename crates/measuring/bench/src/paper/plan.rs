@@ -11,7 +11,7 @@ use crate::plan::{self, Common, Experiment, Subject, percent_of};
 use crate::result::PaperPoint;
 use crate::run::Failure;
 use crate::targets::spec;
-use crate::uthread::args::UthreadArgs;
+use crate::uthread::args::{Modes, UthreadArgs};
 use crate::uthread::course::{Course, Maker, Rounds};
 
 /// What the panel of the highest throughput is called, behind the name of the panel over load.
@@ -235,7 +235,13 @@ pub fn needs_text(figure: &Figure) -> String {
     let lists: Vec<String> = lists.collect();
     let kinds = lists.iter().filter_map(|list| spec::parse_list(list).ok()).flatten();
     let mut needs = Vec::new();
-    if kinds.into_iter().any(|target| target.is_the_kernels()) {
+    let served = |line: &String| {
+        line.split(' ')
+            .filter_map(|word| word.parse::<Modes>().ok())
+            .flat_map(|modes| modes.0)
+            .any(|mode| mode.wait.is_linux_swap())
+    };
+    if kinds.into_iter().any(|target| target.is_the_kernels()) || lists.iter().any(served) {
         needs.push("root for Linux swap");
     }
     if figure.panels.iter().any(|panel| panel.ideal == Some(Latency::Device)) || lists.iter().any(|list| on_disk(list)) {

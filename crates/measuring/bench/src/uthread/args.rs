@@ -36,16 +36,21 @@ Examples:
 
 Modes:
   yield:N   N workers run other unithreads while a page comes
-  busy:N    N workers spin until the page is there
+  busy:N    N workers spin until the page is there, and serve each request to its end
+  preempt:N the same, but a request that has run for 5 us gives way to others where it can: at each
+            value of a SCAN, each row of a transaction, each 16 vectors of a search
   block:N   N workers, which are OS threads, sleep until the page is there
   swap:N    the same without Farshore, in a memory cgroup with Linux swap on the disk of --dir,
             whatever --swap says (root)
+  zram:N    the same with Linux swap on zram, whose pages come from RAM (root)
   memcached:N, memcached-swap:N, memcached-zram:N
             kv: the real memcached (from PATH) with N threads in place of farshore-serve, under
             farshore run, with Linux swap, and with Linux swap on zram. Use --transport tcp: its
             socket for datagrams holds 130 or so, and loses what comes while it is full
 With -rr, as in yield-rr:N, idle workers get requests in turn (round robin), and not the one with
-the fewest fetches; not for memcached. Of several numbers, a short first pass finds the best one.
+the fewest fetches; with -own, as in yield-own:N, workers send answers over UDP themselves, and no
+thread for that does (no polling delegation); neither is for memcached. Of several numbers, a short
+first pass finds the best one.
 All workers share the cores of --cores.
 
 Phases:
@@ -168,12 +173,16 @@ impl What {
 pub enum Wait {
     /// Runs other unithreads
     Yield,
-    /// Spins until it is there
+    /// Spins until it is there, and serves requests to their ends
     Busy,
+    /// Spins, and long requests give way
+    Preempt,
     /// Sleeps
     Block,
     /// Sleeps in the kernel: Linux swap
     Swap,
+    /// The same with Linux swap on zram
+    Zram,
     /// A thread of the real memcached, which sleeps
     Memcached,
     /// The same with Linux swap
@@ -189,12 +198,20 @@ impl Wait {
         match self {
             Wait::Yield => "yield",
             Wait::Busy => "busy",
+            Wait::Preempt => "preempt",
             Wait::Block => "block",
             Wait::Swap => "swap",
+            Wait::Zram => "zram",
             Wait::Memcached => "memcached",
             Wait::MemcachedSwap => "memcached-swap",
             Wait::MemcachedZram => "memcached-zram",
         }
+    }
+
+    /// Whether it is without Farshore.
+    #[must_use]
+    pub fn is_linux_swap(self) -> bool {
+        matches!(self, Wait::Swap | Wait::Zram | Wait::MemcachedSwap | Wait::MemcachedZram)
     }
 
     /// Whether the server is the real memcached.
@@ -241,6 +258,8 @@ impl Transport {
 
 /// What the name of a mode ends in whose workers get requests in turn.
 const IN_TURN: &str = "-rr";
+/// And in whose workers send their answers themselves.
+const OWN: &str = "-own";
 
 /// A way to wait with a number of workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,13 +268,16 @@ pub struct Mode {
     pub wait: Wait,
     /// Requests go to idle workers in turn, not to the one with the fewest fetches under way.
     pub in_turn: bool,
+    /// Workers send answers over UDP themselves.
+    pub own_replies: bool,
     /// How many there are.
     pub workers: u16,
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}:{}", self.wait.name(), if self.in_turn { IN_TURN } else { "" }, self.workers)
+        let suffix = |has, suffix| if has { suffix } else { "" };
+        write!(f, "{}{}{}:{}", self.wait.name(), suffix(self.in_turn, IN_TURN), suffix(self.own_replies, OWN), self.workers)
     }
 }
 
@@ -269,17 +291,18 @@ impl FromStr for Modes {
     fn from_str(text: &str) -> Result<Modes, String> {
         let wrong = || {
             format!(
-                "invalid mode {text:?}: write yield:N, busy:N, block:N,..., swap:N,..., memcached:N,..., memcached-swap:N,... or memcached-zram:N,... with 1 to 64 workers, such as block:8,16, or yield-rr:N"
+                "invalid mode {text:?}: write yield:N, busy:N, preempt:N, block:N,..., swap:N,..., zram:N,..., memcached:N,..., memcached-swap:N,... or memcached-zram:N,... with 1 to 64 workers, such as block:8,16, yield-rr:N or yield-own:N"
             )
         };
         let (name, numbers) = text.split_once(':').ok_or_else(wrong)?;
+        let (name, own_replies) = name.strip_suffix(OWN).map_or((name, false), |name| (name, true));
         let (name, in_turn) = name.strip_suffix(IN_TURN).map_or((name, false), |name| (name, true));
         let wait = Wait::from_str(name, false).map_err(|_| wrong())?;
-        if in_turn && wait.is_memcached() {
+        if (in_turn || own_replies) && wait.is_memcached() {
             return Err(wrong());
         }
         let mode = |number: &str| match number.trim().parse() {
-            Ok(workers @ 1..=64) => Ok(Mode { wait, in_turn, workers }),
+            Ok(workers @ 1..=64) => Ok(Mode { wait, in_turn, own_replies, workers }),
             _ => Err(wrong()),
         };
         numbers.split(',').map(mode).collect::<Result<_, _>>().map(Modes)
@@ -323,10 +346,27 @@ mod tests {
         let modes = |text: &str| text.parse::<Modes>().map(|modes| modes.0.iter().map(Mode::to_string).collect::<Vec<_>>());
         assert_eq!(modes("yield:1"), Ok(vec!["yield:1".into()]));
         assert_eq!(modes("block:8, 16"), Ok(vec!["block:8".into(), "block:16".into()]));
-        assert_eq!(modes("yield-rr:2"), Ok(vec!["yield-rr:2".into()]));
+        for suffixed in ["yield-rr:2", "yield-own:1", "busy-rr-own:2"] {
+            assert_eq!(modes(suffixed), Ok(vec![suffixed.into()]));
+        }
+        assert_eq!(modes("zram:16"), Ok(vec!["zram:16".into()]));
+        assert_eq!(modes("preempt:1"), Ok(vec!["preempt:1".into()]));
         assert_eq!(modes("memcached-swap:1,2"), Ok(vec!["memcached-swap:1".into(), "memcached-swap:2".into()]));
         assert_eq!(modes("memcached-zram:4"), Ok(vec!["memcached-zram:4".into()]));
-        for wrong in ["", "yield", "yield:", "yield:0", "block:65", "block:8,", "sleep:1", "swap:x", "-rr:1", "memcached-rr:1"] {
+        for wrong in [
+            "",
+            "yield",
+            "yield:",
+            "yield:0",
+            "block:65",
+            "block:8,",
+            "sleep:1",
+            "swap:x",
+            "-rr:1",
+            "yield-own-rr:1",
+            "memcached-rr:1",
+            "memcached-own:1",
+        ] {
             assert!(modes(wrong).is_err_and(|why| why.contains("invalid mode") && why.lines().count() == 1), "{wrong:?}");
         }
     }

@@ -387,8 +387,8 @@ fn target(mode: Mode, swaps: &[String]) -> Spec {
     let label = mode.to_string();
     match mode.wait {
         Wait::Swap | Wait::MemcachedSwap => Spec::linux_swap(&label),
-        Wait::MemcachedZram => Spec::zram(&label),
-        _ => Spec::of_swaps(swaps, &label),
+        Wait::Zram | Wait::MemcachedZram => Spec::zram(&label),
+        Wait::Yield | Wait::Busy | Wait::Preempt | Wait::Block | Wait::Memcached => Spec::of_swaps(swaps, &label),
     }
 }
 
@@ -401,7 +401,7 @@ fn reference(asked: Option<Wait>, modes: &[Modes], swaps: &[String]) -> Result<W
     let on_disk =
         swaps.iter().any(|swap| matches!(swap.parse(), Ok(SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })));
     let first = if on_disk { [Wait::Block, Wait::Busy] } else { [Wait::Busy, Wait::Block] };
-    let others = [Wait::Yield, Wait::Swap, Wait::Memcached, Wait::MemcachedSwap, Wait::MemcachedZram];
+    let others = [Wait::Yield, Wait::Preempt, Wait::Swap, Wait::Zram, Wait::Memcached, Wait::MemcachedSwap, Wait::MemcachedZram];
     first.into_iter().chain(others).find(there).ok_or_else(|| "no mode is given".into())
 }
 

@@ -36,6 +36,8 @@ const MIX: &str = "get=99,scan=1";
 /// A rate has missed the target if it did so many times in a row. A burst of another program must not end the search at a rate that is far too low;
 /// and the first try after the fill misses often, because what is asked for most is not local yet.
 const TRIES: u32 = 3;
+/// After so long a request gives way with `preempt`: Shinjuku's and Concord's interval, which Adios sets DiLOS-P to.
+const SLICE: &str = "5us";
 /// Keys of `kv`.
 const KEYS: &str = "zipf:0.99";
 
@@ -140,7 +142,13 @@ impl Setting {
             let udp = self.transport == Transport::Udp;
             return memcached::words(mode.workers, (self.swap_bytes(), self.items()), self.most_connections(), udp);
         }
-        let wait = if mode.wait == Wait::Swap { Wait::Block } else { mode.wait };
+        // As DiLOS, and as DiLOS with preemption: Adios, §5.
+        let (wait, slice) = match mode.wait {
+            Wait::Busy => (Wait::Busy, Some("never")),
+            Wait::Preempt => (Wait::Busy, Some(SLICE)),
+            Wait::Swap | Wait::Zram => (Wait::Block, None),
+            wait => (wait, None),
+        };
         let mut words = vec![
             format!("--wait={}", wait.name()),
             format!("--workers={}", mode.workers),
@@ -149,6 +157,8 @@ impl Setting {
             "--listen=127.0.0.1:0".into(),
             "--udp=127.0.0.1:0".into(),
         ];
+        words.extend(slice.map(|slice| format!("--slice={slice}")));
+        words.extend(mode.own_replies.then(|| "--replies=own".into()));
         words.extend(mode.in_turn.then(|| "--dispatch=round-robin".into()));
         match self.what {
             What::Kv => words.push(format!("--memory={}", self.data_bytes.saturating_mul(ROOM))),
@@ -277,7 +287,9 @@ pub(super) mod tests {
     }
 
     fn comparison(what: What, load: Load) -> Comparison {
-        let modes = ["yield:1", "swap:8", "yield-rr:2", "memcached:4"].map(|text| text.parse::<Modes>().unwrap().0[0]).to_vec();
+        let modes = ["yield:1", "swap:8", "yield-rr:2", "memcached:4", "zram:8", "busy:1", "preempt:1", "yield-own:1"]
+            .map(|text| text.parse::<Modes>().unwrap().0[0])
+            .to_vec();
         Comparison { setting: setting(what), title: "x".into(), modes, load, seconds: 5.0 }
     }
 
@@ -294,7 +306,14 @@ pub(super) mod tests {
         for word in ["--wait=yield", "--workers=1", "--items=1048576", "--item-bytes=64", "--cores=0"] {
             assert!(has(&words, word), "{word}: {words:?}");
         }
-        assert!(has(&served(1).server, "--wait=block") && has(&served(1).server, "--workers=8"));
+        for index in [1, 4] {
+            assert!(has(&served(index).server, "--wait=block") && has(&served(index).server, "--workers=8"));
+        }
+        for (index, slice) in [(5, "--slice=never"), (6, "--slice=5us")] {
+            assert!(has(&served(index).server, "--wait=busy") && has(&served(index).server, slice));
+        }
+        assert!(has(&served(7).server, "--wait=yield") && has(&served(7).server, "--replies=own"));
+        assert!(!has(&served(0).server, "--replies=own"));
         assert_eq!((served(0).fill, served(0).cores), (None, vec![1]));
         let words = served(0).words();
         assert!(has(&words, "farshore-serve") && has(&words, "udp:ADDRESS") && has(&words, "--closed=256"), "{words:?}");

@@ -45,7 +45,7 @@ pub fn checkpoint() {
     let now = now();
     if start.get() == 0 {
         start.set(now);
-    } else if now.saturating_sub(start.get()) >= worker.shared.config.slice.as_nanos() as u64 {
+    } else if now.saturating_sub(start.get()) >= worker.shared.slice_ns() {
         start.set(now);
         if worker.may_switch() && worker.is_wanted() {
             worker.yield_now(index);

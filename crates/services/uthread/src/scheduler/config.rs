@@ -15,6 +15,17 @@ pub enum WaitMode {
     Busy,
 }
 
+/// Who sends the replies of requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Replies {
+    /// A thread that does nothing else, when the unithread has ended.
+    #[default]
+    Delegated,
+    /// For datagrams the worker, which looks for the end of the send without end, as systems do without polling delegation. To compare with. Replies on connections are
+    /// delegated as before.
+    Own,
+}
+
 /// What happens when a unithread panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Panics {
@@ -45,9 +56,12 @@ pub struct Config {
     pub policy: Policy,
     /// How unithreads wait for fetches.
     pub wait: WaitMode,
+    /// Who sends replies.
+    pub replies: Replies,
     /// How long a worker whose unithreads all wait looks for completions before it sleeps. A worker without fetches under way sleeps at once.
     pub poll: Duration,
-    /// After so long a unithread gives way in [`crate::checkpoint`], if others want to run.
+    /// After so long a unithread gives way in [`crate::checkpoint`], if others want to run. It counts from the first checkpoint; where waits are in place, and so a part of
+    /// it, from when the unithread was resumed. [`Duration::MAX`]: never.
     pub slice: Duration,
     /// What happens at a panic.
     pub panics: Panics,
@@ -68,6 +82,7 @@ impl Default for Config {
             pin: true,
             policy: Policy::FewestFetches,
             wait: WaitMode::Yield,
+            replies: Replies::Delegated,
             poll: Duration::ZERO,
             slice: Duration::from_micros(100),
             panics: if cfg!(panic = "abort") { Panics::End } else { Panics::Report },

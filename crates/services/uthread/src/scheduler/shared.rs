@@ -83,6 +83,11 @@ impl Shared {
         Ok(())
     }
 
+    /// `Config::slice` in ns.
+    pub(crate) fn slice_ns(&self) -> u64 {
+        u64::try_from(self.config.slice.as_nanos()).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn side(&self, worker: usize) -> &Side {
         &self.sides[worker]
     }

@@ -17,6 +17,8 @@ pub(crate) enum For {
     /// A peer, who may never answer: at most until this time of `os::now`. It is no fetch, so nobody polls for it, and no worker waits in place
     /// because the configuration says so of fetches.
     Peer(Option<u64>),
+    /// A send that takes no longer than the kernel does: in place, without sleep.
+    Send,
 }
 
 /// Reads from `file` at `offset` (`u64::MAX`: at its position, or from a stream), as pread(2) does. The runtime's shutdown ends it with `ECANCELED`.
@@ -71,6 +73,7 @@ pub(crate) unsafe fn run(request: squeue::Entry, what: For) -> io::Result<usize>
     unit.stoppable.store(token.into_raw() | BY_RING, Ordering::Relaxed);
     let result = match what {
         For::File => worker.wait_for_fetch(index, token),
+        For::Send => worker.wait(index, token, WaitMode::Busy),
         For::Peer(None) => worker.wait(index, token, WaitMode::Yield),
         For::Peer(Some(deadline)) => {
             worker.set_timer(deadline, token);

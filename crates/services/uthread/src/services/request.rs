@@ -11,17 +11,21 @@
 //! The runtime's shutdown waits for replies. A peer that takes nothing would keep it for ever: when none of them has got on for [`PATIENCE`], those that
 //! are left are given up, and counted as failed.
 //!
+//! To compare with, workers send datagrams themselves ([`Replies::Own`]).
+//!
 //! What `sendmsg` wants to be told in memory lies on the stack that the unithread has left, below the reply.
 
 use crate::ground::error::SpawnError;
 use crate::ground::os::now;
 use crate::ground::ring::Ring;
+use crate::scheduler::config::Replies;
 use crate::scheduler::handle::Handle;
 use crate::scheduler::heir::Heir;
 use crate::scheduler::join;
 use crate::scheduler::list::Fifo;
 use crate::scheduler::shared::Shared;
 use crate::scheduler::worker;
+use crate::services::io::{For, run as run_in_ring};
 use crate::services::sockets::addr::Name;
 use crate::services::sockets::udp::{UdpSocket, message};
 use core::sync::atomic::Ordering;
@@ -50,6 +54,28 @@ struct Reply {
     sent: u32,
 }
 
+impl Reply {
+    /// Sends a datagram that unithread `index`, the caller, has left, and waits for it in place. What the kernel does not take now, and all while the runtime ends, stays
+    /// left.
+    fn send_here(shared: &Shared, index: u32, left: &mut Option<Reply>) {
+        let Some(Reply { to: To::Peer(socket, name), bytes, .. }) = left else { return };
+        let mut part = libc::iovec { iov_base: shared.pool.buffer(index).cast(), iov_len: *bytes as usize };
+        let message = message(name.as_ptr().cast_mut(), name.bytes(), &raw mut part);
+        let to = types::Fd(socket.as_fd().as_raw_fd());
+        let request = opcode::SendMsg::new(to, &raw const message).flags(libc::MSG_NOSIGNAL as u32).build();
+        // SAFETY: name and socket are in `left`, which is borrowed, part and message on this stack, and the buffer is this unithread's, for the whole of the wait.
+        match unsafe { run_in_ring(request, For::Send) }.map_err(|error| error.raw_os_error()) {
+            Ok(_) => {}
+            Err(Some(libc::ECANCELED | libc::EINTR | libc::EAGAIN)) => return,
+            Err(_) => {
+                shared.heir.failed.fetch_add(1, Ordering::Relaxed);
+                socket.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        *left = None;
+    }
+}
+
 #[derive(Debug)]
 enum To {
     /// Who the socket is connected to.
@@ -65,6 +91,9 @@ impl Request<'_> {
         // SAFETY: this unithread's buffer, which is its own while it runs, and zeroed memory at first.
         let buffer = unsafe { core::slice::from_raw_parts_mut(pool.buffer(index), pool.shape().buffer_bytes) };
         work(Request { buffer, length, left });
+        if worker.shared.config.replies == Replies::Own {
+            Reply::send_here(&worker.shared, index, left);
+        }
     }
 
     /// The request's bytes.

@@ -108,6 +108,12 @@ fn modes_that_differ_in_dispatch_are_two() {
 }
 
 #[test]
+fn linux_swap_is_on_the_disk_or_on_zram() {
+    let kind = |text: &str| target(text.parse::<Modes>().unwrap().0[0], &["delay:10us".into()]).kind();
+    assert_eq!(["yield:1", "swap:8", "zram:8"].map(kind), ["farshore", "linux-swap", "zram"]);
+}
+
+#[test]
 fn what_could_not_be_measured_is_left_out() {
     let course = course("kv --mode yield:1 --mode swap:8,16 --phases throughput").unwrap();
     let mut made = Made::new(&[&[], &[("yield:1", 1.0)]]);
