@@ -115,27 +115,26 @@ impl Report {
 struct Running {
     name: String,
     start: Instant,
-    used: Option<Usage>,
+    used: Option<[Usage; 2]>,
     operations: u64,
     worst_faults: u64,
 }
 
 impl Running {
     fn start(name: &str) -> Self {
-        // getrusage(2) of the process itself fails for wrong arguments alone.
-        let used = getrusage(UsageWho::RUSAGE_SELF).ok();
+        let used = used();
         Running { name: name.into(), start: Instant::now(), used, operations: 0, worst_faults: 0 }
     }
 
     fn end(self) -> Phase {
         let seconds = self.start.elapsed().as_secs_f64();
-        let now = getrusage(UsageWho::RUSAGE_SELF).ok();
+        let now = used();
         let difference = |of: &dyn Fn(&Usage) -> f64| match (&self.used, &now) {
-            (Some(then), Some(now)) => (of(now) - of(then)).max(0.0),
+            (Some(then), Some(now)) => (now.iter().map(of).sum::<f64>() - then.iter().map(of).sum::<f64>()).max(0.0),
             _ => 0.0,
         };
         let count = |of: &dyn Fn(&Usage) -> u64| match (&self.used, &now) {
-            (Some(then), Some(now)) => of(now).saturating_sub(of(then)),
+            (Some(then), Some(now)) => now.iter().map(of).sum::<u64>().saturating_sub(then.iter().map(of).sum()),
             _ => 0,
         };
         Phase {
@@ -149,6 +148,11 @@ impl Running {
             name: self.name,
         }
     }
+}
+
+/// What the process and the children that it has waited for have used. getrusage(2) of these fails for wrong arguments alone.
+fn used() -> Option<[Usage; 2]> {
+    Some([getrusage(UsageWho::RUSAGE_SELF).ok()?, getrusage(UsageWho::RUSAGE_CHILDREN).ok()?])
 }
 
 // Processor time in seconds: no process lives for 2^53 of them.

@@ -57,7 +57,7 @@ pub struct System {
     pub name: &'static str,
     /// What a fault does.
     pub fault: &'static [Step],
-    /// What a page that comes along with the one that is asked for costs its core. 0 of systems that no load with such pages runs on.
+    /// What a page that comes along with the one that is asked for costs its core. 0 where it is not known: such systems run loads with few of these pages alone.
     pub along_ns: u64,
     /// How pages leave.
     pub eviction: Eviction,

@@ -314,7 +314,7 @@ impl<'a> World<'a> {
             return true;
         }
         let needs = self.needs(index);
-        if self.free >= needs {
+        if self.waiting.is_empty() && self.free >= needs {
             self.free -= needs;
             self.wake_evictor();
             return true;

@@ -61,7 +61,9 @@ fn over_points(results: &Results, experiments: &[&Experiment], panel: &Panel, pl
         let look = Look::series(all.len() + index).ring();
         xs.extend(reference.points.iter().map(|(x, _)| *x));
         ys.extend(reference.points.iter().map(|(_, y)| *y));
-        legend.push((format!("{} (paper, {})", reference.system, reference.section), look));
+        // Another figure of ours is no paper.
+        let of = if crate::paper::find(reference.section).is_ok() { "" } else { "paper, " };
+        legend.push((format!("{} ({of}{})", reference.system, reference.section), look));
         layers.push((look, Layer::Marks(reference.points.to_vec())));
     }
     let x = x_axis(panel, &xs).ok_or("no point has a place on its axis")?;

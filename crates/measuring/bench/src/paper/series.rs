@@ -101,7 +101,10 @@ pub fn rounds(experiment: &Experiment, target: &TargetResult, value: Value) -> R
         None => of_round(round, value),
     };
     let numbers = good(target).filter_map(|round| Some((round.number, number(round)?)));
-    numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect()
+    let numbers: Rounds = numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect();
+    // What is left of a whole may be below nothing by noise. The others alone would say too much.
+    let is_rest = matches!(value, Value::FaultPart("around"));
+    if is_rest && numbers.len() < good(target).count() { Rounds::new() } else { numbers }
 }
 
 /// Good rounds that have no number above 0: nothing was done, or the rate never came back.

@@ -142,12 +142,11 @@ impl Setting {
             let udp = self.transport == Transport::Udp;
             return memcached::words(mode.workers, (self.swap_bytes(), self.items()), self.most_connections(), udp);
         }
-        // As DiLOS, and as DiLOS with preemption: Adios, §5.
+        // Adios, DiLOS and threads serve a request until it ends or waits; DiLOS-P takes the worker from it: Adios, §3 and §5.
         let (wait, slice) = match mode.wait {
-            Wait::Busy => (Wait::Busy, Some("never")),
-            Wait::Preempt => (Wait::Busy, Some(SLICE)),
-            Wait::Swap | Wait::Zram => (Wait::Block, None),
-            wait => (wait, None),
+            Wait::Preempt => (Wait::Busy, SLICE),
+            Wait::Swap | Wait::Zram => (Wait::Block, "never"),
+            wait => (wait, "never"),
         };
         let mut words = vec![
             format!("--wait={}", wait.name()),
@@ -157,7 +156,7 @@ impl Setting {
             "--listen=127.0.0.1:0".into(),
             "--udp=127.0.0.1:0".into(),
         ];
-        words.extend(slice.map(|slice| format!("--slice={slice}")));
+        words.push(format!("--slice={slice}"));
         words.extend(mode.own_replies.then(|| "--replies=own".into()));
         words.extend(mode.in_turn.then(|| "--dispatch=round-robin".into()));
         match self.what {

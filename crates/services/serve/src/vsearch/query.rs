@@ -94,12 +94,17 @@ pub fn parse<'a>(words: &[&'a [u8]]) -> Result<Search<'a>, Wrong> {
         None => Cow::Owned([b"__", knn.field, b"_score"].concat()),
     };
     let (mut params, mut limit, mut shown): (&[&[u8]], _, _) = (&[], (0, LIMIT), Shown::Distance(name.clone()));
+    let mut seen = false;
     while let Some(option) = rest.next() {
         let is = |word: &str| option.eq_ignore_ascii_case(word.as_bytes());
         if is("PARAMS") {
             let count = rest.number().filter(|count| count.is_multiple_of(2));
             params =
                 count.and_then(|count| rest.many(count)).ok_or("bad arguments for PARAMS: want a count, and so many words")?;
+            if seen {
+                return Err("PARAMS: it is there twice");
+            }
+            seen = true;
             let mut names = params.iter().step_by(2).enumerate();
             if names.any(|(n, name)| params.iter().step_by(2).take(n).any(|other| other == name)) {
                 return Err("PARAMS: a name is there twice");
@@ -292,6 +297,7 @@ mod tests {
             &["RETURN", "2", "d"],
             &["PARAMS", "1", "q"],
             &["PARAMS", "2", "other", "xyz"],
+            &["PARAMS", "2", "p", "8"],
             &["PARAMS", "4", "q", "xyz", "q", "abc"],
             &["RETURN", "3", "d", "AS", "e"],
             &["DIALECT", "1"],

@@ -143,7 +143,7 @@ pub(super) static ELEVEN: Figure = Figure {
     number: "Figure 11",
     title: "latency over load, an ordered store with 1 % scans",
     there: "RocksDB: 99 % GET, 1 % SCAN of 100 keys.",
-    here: "LMDB on unithreads with the same mix, 64 MiB of values of 1 KiB, a fifth local, delay:10us, one worker on one core. preempt is DiLOS-P: it spins as busy does, and a SCAN that has run for 5 µs gives way at its next value. Latencies are those of the GETs.",
+    here: "LMDB on unithreads with the same mix, 64 MiB of values of 1 KiB, a fifth local, delay:10us, one worker on one core. preempt is DiLOS-P: it spins as busy does, and a SCAN that has run for 5 µs gives way at its next value. (The first turn that it gives away it has back at once.) Latencies are those of the GETs.",
     panels: &[Panel {
         key: "scan",
         title: "Ordered store, 1 % SCAN",

@@ -11,7 +11,7 @@ pub(super) static TWELVE: Figure = Figure {
     number: "Figure 12",
     title: "the map and the reduce phase of a map-reduce over far memory",
     there: THERE,
-    here: "A map-reduce of our own over 96 MiB, two threads: map makes pairs of keys and values from the input (half of the memory) into buckets (a quarter), reduce adds them up by key (another quarter). So map wants three quarters of the memory, and reduce one half, the other one. Metis counts words of a text of 30 GB. Throughput is that of each phase by its own time.",
+    here: "A map-reduce of our own over 384 MiB, two threads: map makes pairs of keys and values from the input (half of the memory) into buckets (a quarter), reduce adds them up by key (another quarter). So map wants three quarters of the memory, and reduce one half, the other one. The paper's Metis has 30 GB of Wikipedia. Throughput is that of each phase by its own time.",
     panels: &[
         phases("network", "Map-reduce, delay:4us", &[only(0.0, network)]),
         Panel { x: ON_DISK, ..phases("disk", "Map-reduce, disk", &[only(0.0, disk)]) },
@@ -81,7 +81,7 @@ const fn phases(key: &'static str, title: &'static str, variants: &'static [Vari
         title,
         x: POINTS,
         runs: Runs::Load {
-            line: "phase --size 96M --threads 2",
+            line: "phase --size 384M --threads 2",
             quick: "phase --size 24M --threads 2",
             vary: Vary::Far,
             variants,
