@@ -52,8 +52,12 @@ fn bfs(far: f64) -> Vec<Run> {
     at(&BFS, far, &[])
 }
 
-const FAR: Across =
-    Across { label: "far memory, % of the data", scale: Scale::Linear, points: &[10.0, 30.0, 50.0, 70.0, 90.0], quick: &[50.0, 90.0] };
+const FAR: Across = Across {
+    label: "far memory, % of the data",
+    scale: Scale::Linear,
+    points: &[10.0, 30.0, 50.0, 70.0, 90.0],
+    quick: &[50.0, 90.0],
+};
 
 const MEASURED: &str = "Farshore, measured on two cores";
 
