@@ -169,7 +169,7 @@ impl<'e> Walk<'e> {
 
     /// Links newly listed granules into the ring, behind the hand: they are the last to be looked at.
     fn take_incoming(&self) {
-        let mut link = self.oldest_first(self.partition.incoming.swap(0, Ordering::Acquire));
+        let mut link = self.partition.incoming.swap(0, Ordering::Acquire);
         while let Some(g) = self.granule(link) {
             let next_in_stack = g.granule.next.load(Ordering::Relaxed);
             match self.granule(self.partition.before_hand.load(Ordering::Relaxed)) {
@@ -183,18 +183,6 @@ impl<'e> Walk<'e> {
             self.partition.granules.fetch_add(1, Ordering::Relaxed);
             link = next_in_stack;
         }
-    }
-
-    /// Turns a stack round, whose newest granule is first: a program's whole memory may be on it when memory gets short for the first time, and what came first is to leave first.
-    fn oldest_first(&self, mut link: u64) -> u64 {
-        let mut turned = 0;
-        while let Some(g) = self.granule(link) {
-            let next = g.granule.next.load(Ordering::Relaxed);
-            g.granule.next.store(turned, Ordering::Relaxed);
-            turned = link;
-            link = next;
-        }
-        turned
     }
 
     /// The granule at the hand, and the page of it to look at next.
