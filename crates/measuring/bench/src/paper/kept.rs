@@ -59,6 +59,10 @@ const FAR: Across = Across {
     quick: &[50.0, 90.0],
 };
 
+const fn panel(key: &'static str, title: &'static str, runs: fn(f64) -> Vec<Run>, plots: &'static [Plot]) -> Panel {
+    Panel { key, title, x: FAR, runs: Runs::Modelled(runs), run_seconds: SECONDS, ideal: None, plots }
+}
+
 const MEASURED: &str = "Farshore, measured on two cores";
 
 static NINE: Figure = Figure {
@@ -69,14 +73,11 @@ static NINE: Figure = Figure {
     there: "PageRank and XSBench with 48 threads on two sockets of 28 cores, 192 of 200 Gbit/s, 3.9 µs a page.",
     here: "The model. A thread computes between two faults for as long as one did here, with the pages that were read ahead there; with more threads each still has the faults of one of two. The ideal is MAGE's: a fault costs the page's way alone. What a page that is read ahead costs Farshore is fitted to PageRank at half of its memory on two cores; all else of the series \"two cores\" is a test of the model.",
     panels: &[
-        Panel {
-            key: "grid",
-            title: "XSBench-like",
-            x: FAR,
-            runs: Runs::Modelled(grid),
-            run_seconds: SECONDS,
-            ideal: None,
-            plots: &[Plot {
+        panel(
+            "grid",
+            "XSBench-like",
+            grid,
+            &[Plot {
                 title: "Throughput that is kept",
                 value: Kept,
                 references: &[
@@ -94,15 +95,12 @@ static NINE: Figure = Figure {
                     },
                 ],
             }],
-        },
-        Panel {
-            key: "pagerank",
-            title: "PageRank",
-            x: FAR,
-            runs: Runs::Modelled(pagerank),
-            run_seconds: SECONDS,
-            ideal: None,
-            plots: &[Plot {
+        ),
+        panel(
+            "pagerank",
+            "PageRank",
+            pagerank,
+            &[Plot {
                 title: "Throughput that is kept",
                 value: Kept,
                 references: &[
@@ -120,15 +118,12 @@ static NINE: Figure = Figure {
                     },
                 ],
             }],
-        },
-        Panel {
-            key: "bfs",
-            title: "Breadth-first search",
-            x: FAR,
-            runs: Runs::Modelled(bfs),
-            run_seconds: SECONDS,
-            ideal: None,
-            plots: &[Plot {
+        ),
+        panel(
+            "bfs",
+            "Breadth-first search",
+            bfs,
+            &[Plot {
                 title: "Throughput that is kept",
                 value: Kept,
                 references: &[Reference {
@@ -138,7 +133,7 @@ static NINE: Figure = Figure {
                     points: &[(10.0, 44.4), (30.0, 22.1), (50.0, 17.8), (70.0, 13.5), (90.0, 11.4)],
                 }],
             }],
-        },
+        ),
     ],
     claims: &[
         Claim {
