@@ -162,7 +162,10 @@ impl AnyBackend {
                 };
                 Ok(AnyBackend::Mirror(Box::new(Mirror::open(copies, partly, Box::new(open), notice)?)))
             }
-            ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
+            ([SwapSpec::Delay(_), ..], _) if specs.iter().all(|spec| matches!(spec, SwapSpec::Delay(_))) => {
+                let delay = |spec: &SwapSpec| if let SwapSpec::Delay(delay) = spec { Some(*delay) } else { None };
+                Ok(AnyBackend::Ram(RamSpace::delayed(&specs.iter().filter_map(delay).collect::<Vec<_>>())?))
+            }
             ([one, other, ..], Some(_)) => Err(OpenError::Mixed(one.to_string(), other.to_string())),
             // `check_supported` has refused every other kind, and the caller has taken the pool off.
             ([one], Some(_)) => Err(farshore_config::ConfigError::NotBuilt { spec: one.to_string() }.into()),

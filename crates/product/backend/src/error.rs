@@ -168,7 +168,7 @@ impl fmt::Display for OpenError {
             }
             OpenError::Mixed(one, other) => write!(
                 f,
-                "swap spaces {one:?} and {other:?} cannot be used together: name several dir:, file: and dev: spaces, or one of another kind; \
+                "swap spaces {one:?} and {other:?} cannot be used together: name several dir:, file: and dev: spaces, several of delay:, or one of another kind; \
                  one pool (ram:lz4, ram:zstd, ram:auto) may come before them"
             ),
             OpenError::Config(error) => error.fmt(f),

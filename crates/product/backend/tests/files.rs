@@ -387,6 +387,9 @@ fn kinds_are_opened_by_name_and_mixed_ones_refused() {
     assert_eq!((array.name(), array.fds().count() - array.take_rings().len()), (format!("{here} + {here}").as_str(), 2));
     assert!(matches!(open(&["ram,size=4M"]).unwrap(), AnyBackend::Ram(_)));
     assert!(matches!(open(&["delay:10us"]).unwrap(), AnyBackend::Ram(_)));
+    let delayed = open(&["delay:10us,rate=1G", "delay:1us"]).unwrap();
+    assert_eq!((delayed.name(), delayed.spaces()), ("delay:10us,rate=1G + delay:1us", 2));
+    assert!(open(&["delay:1us", "ram"]).unwrap_err().contains("together"));
     assert!(open(&["ram", &here]).unwrap_err().contains("together"));
     assert!(open(&[&here, "delay:1us"]).unwrap_err().contains("together"));
     assert!(open(&["ram", "ram"]).unwrap_err().contains("together"));

@@ -139,7 +139,9 @@ pub struct RunArgs {
     ///                          a program that was killed go after TIME (3600s);
     ///   mirror:(SPEC,SPEC[,SPEC])
     ///                          two or three of these (no pool), each of which has all pages: what one loses the others have;
-    ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
+    ///   delay:TIME[,rate=SIZE][,size=SIZE]
+    ///                          RAM that answers after TIME (10us, 1ms) and transfers at most SIZE a second, for
+    ///                          measuring; several are an array, each with a rate of its own.
     /// The default is dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
     ///
     /// A device that is mounted, swapped to, part of a volume, read-only or in use by another program is

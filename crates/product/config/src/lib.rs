@@ -23,6 +23,7 @@ mod ablate;
 pub mod advice;
 mod budget;
 pub mod control;
+mod delay;
 mod error;
 mod named;
 mod nbd;
@@ -40,6 +41,7 @@ mod time;
 
 pub use ablate::Ablate;
 pub use budget::{BUDGET_NAME_MAX, Budget, Seat};
+pub use delay::Delay;
 pub use error::ConfigError;
 pub use named::Named;
 pub use nbd::{EXPORT_MAX, NbdExport};

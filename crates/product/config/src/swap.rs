@@ -1,11 +1,11 @@
 //! Where cold pages go: `dir:/var/tmp`, `file:/srv/swap,size=8G`, `ram`, `delay:10us` …
 
+use crate::delay::Delay;
 use crate::error::ConfigError;
 use crate::nbd::NbdExport;
 use crate::redis::RedisKeys;
 use crate::size::Size;
 use crate::text::serde_as_text;
-use crate::time::Time;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::copies::COPIES_MAX;
 use std::fmt;
@@ -17,7 +17,7 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write auto, dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd|auto][,size=SIZE], nbd://HOST:PORT[/EXPORT], redis://HOST:PORT, mirror:(A,B) or delay:TIME";
+const VALID: &str = "write auto, dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd|auto][,size=SIZE], nbd://HOST:PORT[/EXPORT], redis://HOST:PORT, mirror:(A,B) or delay:TIME[,rate=SIZE][,size=SIZE]";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +58,8 @@ pub enum SwapSpec {
         /// At most; `None`: as much as the machine has RAM.
         size: Option<Size>,
     },
-    /// Memory of this machine that answers after this long, for measuring.
-    Delay(Time),
+    /// Memory of this machine that answers late, for measuring.
+    Delay(Delay),
     /// An export of an NBD server, on another machine or this one.
     Nbd(NbdExport),
     /// Keys of a Redis or Valkey server, or of a Cluster.
@@ -186,7 +186,7 @@ impl fmt::Display for SwapSpec {
                 })?;
                 sized(f, size)
             }
-            SwapSpec::Delay(time) => write!(f, "delay:{time}"),
+            SwapSpec::Delay(delay) => write!(f, "delay:{delay}"),
             SwapSpec::Nbd(export) => export.fmt(f),
             SwapSpec::Redis(keys) => keys.fmt(f),
             SwapSpec::Mirror(copies) => {
@@ -307,7 +307,7 @@ impl FromStr for SwapSpec {
                 };
                 Ok(SwapSpec::File { path: path_of(value, path)?, size })
             }
-            ("delay", Some(time)) => Ok(SwapSpec::Delay(time.parse()?)),
+            ("delay", Some(rest)) => Ok(SwapSpec::Delay(rest.parse()?)),
             ("mirror", Some(rest)) => Ok(SwapSpec::Mirror(copies_of(value, rest)?)),
             _ => match split_size(value)? {
                 ("ram", size) => Ok(SwapSpec::Ram { compress: None, size }),
@@ -325,6 +325,7 @@ serde_as_text!(SwapSpec);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::Time;
 
     #[test]
     fn every_kind_reads_and_writes_back() {
@@ -346,7 +347,11 @@ mod tests {
             ("ram:zstd,size=1G", ram(Some(Compression::Zstd), Some(Size::gib(1)))),
             ("ram:auto", ram(Some(Compression::Auto), None)),
             ("ram:auto,size=64M", ram(Some(Compression::Auto), Some(Size::mib(64)))),
-            ("delay:10us", SwapSpec::Delay(Time(10_000))),
+            ("delay:10us", SwapSpec::Delay(Delay::of(Time(10_000)))),
+            (
+                "delay:4us,rate=100M,size=8M",
+                SwapSpec::Delay(Delay { time: Time(4_000), rate: Some(Size::mib(100)), size: Some(Size::mib(8)) }),
+            ),
             ("nbd://node1:7000", SwapSpec::Nbd("nbd://node1:7000".parse().unwrap())),
             ("mirror:(ram,ram,size=64M)", SwapSpec::Mirror(vec![ram(None, None), ram(None, Some(Size::mib(64)))])),
             (
@@ -393,6 +398,7 @@ mod tests {
             ("file:/x,size=lots", "\"lots\""),
             ("ram,size=", "empty"),
             ("delay:10", "no unit"),
+            ("delay:10us,rate=0", "no page would ever come"),
             ("auto,size=4G", "ram:auto,size="),
         ] {
             let error = text.parse::<SwapSpec>().expect_err(text).to_string();

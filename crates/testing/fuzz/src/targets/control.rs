@@ -182,7 +182,7 @@ fn setting(key: &str, value: &str) -> Answer {
             None => by_path(rest),
             Some((path, bytes)) => by_path(path) && size(bytes),
         },
-        Some(("delay", time)) => time.parse::<farshore_config::Time>().is_ok(),
+        Some(("delay", rest)) => rest.parse::<farshore_config::Delay>().is_ok(),
         _ => in_ram(value),
     };
     match key {

@@ -74,9 +74,13 @@ fn assert_means(spec: &SwapSpec, text: &str) {
             let written = text.split_once(",size=").and_then(|(_, size)| size.parse().ok());
             assert_eq!(written, *size, "{text:?}");
         }
-        SwapSpec::Delay(time) => {
+        SwapSpec::Delay(delay) => {
             assert_eq!(kind, "delay");
-            assert_eq!(rest.parse(), Ok(*time));
+            let mut words = rest.split(',');
+            assert_eq!(words.next().and_then(|time| time.parse().ok()), Some(delay.time), "{text:?}");
+            let said = |name: &str| words.clone().find_map(|word| word.strip_prefix(name)).and_then(|size| size.parse().ok());
+            assert_eq!((said("rate="), said("size=")), (delay.rate, delay.size), "{text:?}");
+            assert_ne!(delay.rate, Some(Size(0)), "{text:?}");
         }
         SwapSpec::Nbd(export) => {
             assert!(kind == "nbd" || kind == "nbd+unix", "{text:?}");
