@@ -213,6 +213,7 @@ impl Experiment {
                 Workload::Grid(_) => a_second("look-ups"),
                 Workload::Kmers(_) => a_second("words"),
                 Workload::Signals(_) => a_second("signals"),
+                Workload::Reads(_) => a_second("reads"),
                 Workload::List(_) => a_second("elements"),
                 Workload::Images(_) => a_second("pictures"),
                 Workload::Scan(_) | Workload::Stress(_) => a_second("pages"),
@@ -288,6 +289,7 @@ impl Experiment {
         }
         match &mut workload {
             Workload::Kv(kv) => return service(load, directory, kv),
+            Workload::Reads(reads) => reads.directory = directory.into(),
             Workload::Pagerank(_) | Workload::Bfs(_) | Workload::Cc(_) => {
                 // One graph for all rounds: making it takes longer than working on it.
                 let common = workload.common_mut();

@@ -126,6 +126,7 @@ fn check(workload: &Workload) -> Result<(), String> {
             | Workload::Grid(_)
             | Workload::Tree(_)
             | Workload::Signals(_)
+            | Workload::Reads(_)
             | Workload::Kv(_)
     );
     if timed && common.seconds < LEAST_SECONDS {
@@ -172,6 +173,7 @@ fn run(workload: &Workload, report: &mut Report) -> Result<Outcome, String> {
         Workload::Grid(args) => work::grid::run(args, report),
         Workload::Tree(args) => work::tree::run(args, report),
         Workload::Signals(args) => work::signals::run(args, report),
+        Workload::Reads(args) => work::reads::run(args, report),
         Workload::Kv(args) => work::kv::run(args, report),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The workloads are those of the papers whose results they are set against: `random` and `hotset` (ExtMem §4.1, mmapbench),
 //! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.3: GAP), `bfs` (ScaleSwap §5.3) and `cc` (GAP),
-//! `stress` (ScaleSwap §5), `kmers`, `list` and `images` (ScaleSwap §5.3), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
+//! `stress` (ScaleSwap §5), `kmers`, `list` and `images` (ScaleSwap §5.3), `grid` (XSBench; its look-ups alone), `tree` (the ordered map of Rust's standard library), `reads` (MAGE §6.4: raw reads), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,8 @@ pub enum Workload {
     Tree(Tree),
     /// Each thread raises a signal and takes it, again and again
     Signals(Signals),
+    /// Pages of a file, or of memory that answers late, are read as they are, without far memory
+    Reads(Reads),
     /// Requests to a redis or memcached server, on an absolute schedule
     Kv(Kv),
 }
@@ -276,6 +278,26 @@ pub struct Signals {
     pub processes: bool,
 }
 
+/// `reads`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Reads {
+    #[command(flatten)]
+    /// Size (of what is read), threads, time.
+    pub common: Common,
+    /// Where the file is, which has no name
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/tmp")]
+    pub directory: PathBuf,
+    /// Read memory that answers after so many ns, in place of a file
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub delay: Option<u64>,
+    /// Threads that write meanwhile, 64 pages at a time
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub writers: u32,
+    /// They write no more pages than are read
+    #[arg(long, requires = "writers")]
+    pub in_step: bool,
+}
+
 /// Whose language a server speaks.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Server {
@@ -418,6 +440,7 @@ impl Workload {
             Workload::Grid(_) => "grid",
             Workload::Tree(_) => "tree",
             Workload::Signals(_) => "signals",
+            Workload::Reads(_) => "reads",
             Workload::Kv(_) => "kv",
         }
     }
@@ -441,6 +464,7 @@ impl Workload {
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
             | Workload::Signals(Signals { common, .. })
+            | Workload::Reads(Reads { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -463,6 +487,7 @@ impl Workload {
             | Workload::Grid(Grid { common })
             | Workload::Tree(Tree { common, .. })
             | Workload::Signals(Signals { common, .. })
+            | Workload::Reads(Reads { common, .. })
             | Workload::Kv(Kv { common, .. }) => common,
         }
     }
@@ -523,6 +548,14 @@ impl Workload {
             Workload::Tree(tree) => words.option("mode", tree.mode),
             Workload::Signals(signals) if signals.processes => words.0.push("--processes".into()),
             Workload::Signals(_) => {}
+            Workload::Reads(reads) => {
+                words.option("directory", reads.directory.display());
+                words.option("writers", reads.writers);
+                reads.delay.into_iter().for_each(|ns| words.option("delay", ns));
+                if reads.in_step {
+                    words.0.push("--in-step".into());
+                }
+            }
             Workload::Kv(kv) => {
                 words.option("server", kv.server);
                 words.option("address", &kv.address);
@@ -697,6 +730,8 @@ mod tests {
             "tree --mode read --size 32M",
             "signals --threads 4 --processes --seconds 0.5",
             "signals --threads 4",
+            "reads --size 8M --threads 2 --directory /x --writers 2 --in-step",
+            "reads --delay 4000",
             "kv --server memcached --address /run/s --rate 2500.5 --connections 3 --value-size 100 --gets 50 --zipf 0",
         ] {
             let words = std::iter::once("x").chain(line.split(' '));

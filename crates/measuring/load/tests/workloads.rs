@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use farshore_load::outcome::{Event, Outcome};
 
 /// Each workload that needs nothing but memory, small and short.
-const WORKLOADS: [&str; 20] = [
+const WORKLOADS: [&str; 23] = [
     "random --size 4M --seconds 0.3 --warmup 0.1",
     "random --size 4M --seconds 0.2 --warmup 0 --run-length 512 --mode read",
     "scan --size 4M",
@@ -26,6 +26,9 @@ const WORKLOADS: [&str; 20] = [
     "tree --size 4M --seconds 0.2 --warmup 0 --mode read",
     "signals --seconds 0.2 --warmup 0.1",
     "signals --seconds 0.2 --warmup 0.1 --processes",
+    "reads --size 4M --seconds 0.2 --warmup 0.1 --writers 1",
+    "reads --size 4M --seconds 0.2 --warmup 0 --delay 4000 --writers 2 --in-step",
+    "reads --size 1M --seconds 0.1 --warmup 0",
 ];
 
 fn start(line: &str) -> Command {

@@ -13,6 +13,7 @@ pub mod list;
 pub mod pagerank;
 pub mod phase;
 pub mod random;
+pub mod reads;
 pub mod scan;
 pub mod scatter;
 pub mod signals;
