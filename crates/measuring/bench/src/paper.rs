@@ -171,6 +171,8 @@ pub struct Variant {
     pub lifted: bool,
     /// The targets at a point, as `--against` has them.
     pub targets: fn(f64) -> String,
+    /// A workload of its own, and its quick form; `None`: the panel's.
+    pub lines: Option<[&'static str; 2]>,
 }
 
 /// What is drawn over the points.
@@ -197,8 +199,12 @@ pub enum Value {
     PartKept(&'static str),
     /// Pages that came from swap space a second, in the measured phase.
     PagesIn,
+    /// The same, as many times those of the target of this label in the same round.
+    Over(&'static str),
     /// This share of the operations took at most so long, in ns.
     Quantile(f64),
+    /// The same, drawn over the operations a second that there were at each point.
+    QuantileOverRate(f64),
     /// Mean time of an operation, in ns.
     Mean,
     /// Seconds of the measured phase.
@@ -237,7 +243,13 @@ impl Value {
         match self {
             Value::Rate | Value::Part(_) | Value::PagesIn | Value::Delegations | Value::Timeline => "/s",
             Value::Kept | Value::PartKept(_) | Value::Dip => "%",
-            Value::Quantile(_) | Value::Mean | Value::Delegation | Value::FaultPart(_) | Value::FaultParts => "ns",
+            Value::Over(_) => "×",
+            Value::Quantile(_)
+            | Value::QuantileOverRate(_)
+            | Value::Mean
+            | Value::Delegation
+            | Value::FaultPart(_)
+            | Value::FaultParts => "ns",
             Value::Seconds | Value::Recovery => "s",
         }
     }
@@ -245,7 +257,7 @@ impl Value {
     /// Whether less of it is better.
     #[must_use]
     pub fn less_is_better(self) -> bool {
-        !matches!(self.unit(), "/s" | "%")
+        !matches!(self.unit(), "/s" | "%" | "×")
     }
 
     /// The number that it is of `native`'s in percent; `None` if it is no such thing.
@@ -256,6 +268,18 @@ impl Value {
             Value::PartKept(part) => Some(Value::Part(part)),
             _ => None,
         }
+    }
+
+    /// The label of the target that it is set against, if it is one of the same comparison that is not `native`.
+    #[must_use]
+    pub fn of_target(self) -> Option<&'static str> {
+        if let Value::Over(label) = self { Some(label) } else { None }
+    }
+
+    /// Whether its place on the axis is the rate that was measured, and not the point.
+    #[must_use]
+    pub fn is_over_rate(self) -> bool {
+        matches!(self, Value::QuantileOverRate(_))
     }
 
     /// What is drawn for it: a series each, with what is behind the name of its target.
@@ -275,7 +299,8 @@ impl Value {
             Value::Part(part) => format!("operations of {part} a second"),
             Value::PartKept(part) => format!("throughput of {part}, % of all local"),
             Value::PagesIn => "pages fetched a second".into(),
-            Value::Quantile(share) => format!(
+            Value::Over(label) => format!("operations a second, times those of {label}"),
+            Value::Quantile(share) | Value::QuantileOverRate(share) => format!(
                 "latency, {}th percentile",
                 crate::report::text::digits(share * 100.0).trim_end_matches('0').trim_end_matches('.')
             ),
@@ -408,7 +433,7 @@ impl Figure {
 
 /// A comparison of its own at each point.
 const fn only(far: f64, targets: fn(f64) -> String) -> Variant {
-    Variant { key: "", far, lifted: false, targets }
+    Variant { key: "", far, lifted: false, targets, lines: None }
 }
 
 /// A number of a series at a point.

@@ -66,7 +66,7 @@ fn over_points(results: &Results, experiments: &[&Experiment], panel: &Panel, pl
         legend.push((format!("{} ({of}{})", reference.system, reference.section), look));
         layers.push((look, Layer::Marks(reference.points.to_vec())));
     }
-    let x = x_axis(panel, &xs).ok_or("no point has a place on its axis")?;
+    let x = x_axis(panel, plot.value, &xs).ok_or("no point has a place on its axis")?;
     let unit = if plot.value.unit() == "/s" { "" } else { plot.value.unit() };
     let y = y_axis(plot, &ys, unit).ok_or("there is no value to show")?;
     let chart = Chart { x, y, legend, layers, rules: vec![], height: HEIGHT };
@@ -89,8 +89,11 @@ fn has_ideal(value: Value) -> bool {
     matches!(value, Value::Kept | Value::Rate)
 }
 
-fn x_axis(panel: &Panel, values: &[f64]) -> Option<Axis> {
+fn x_axis(panel: &Panel, value: Value, values: &[f64]) -> Option<Axis> {
     let plain = |value: f64| text::short(&text::metric(value));
+    if value.is_over_rate() {
+        return Axis::from_zero(&Value::Rate.label(), values, plain);
+    }
     if panel.x.scale != Scale::Linear {
         return Axis::at_values(panel.x.label, panel.x.scale, values, plain);
     }
@@ -108,5 +111,6 @@ fn caption(plot: &Plot) -> String {
     } else {
         ""
     };
-    format!("Medians over the rounds, each with its interval.{papers} {direction}")
+    let path = if plot.value.is_over_rate() { " The line goes from point to point in the order of the table below." } else { "" };
+    format!("Medians over the rounds, each with its interval.{path}{papers} {direction}")
 }

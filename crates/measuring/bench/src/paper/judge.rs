@@ -211,7 +211,7 @@ fn lost(results: &Results, figure: &Figure, claim: &Claim) -> Vec<String> {
     let mut found = Vec::new();
     for (term, (experiment, target)) in places.into_iter().flatten() {
         // A share is set against this one's rounds.
-        let base = experiment.targets.iter().find(|target| term.value.of_native().is_some() && target.kind == "native");
+        let base = experiment.targets.iter().find(|target| series::is_base(target, term.value));
         for (name, target) in [(term.series, Some(target)), ("native", base)] {
             let Some(target) = target else { continue };
             let count = series::lost(target, term.value);

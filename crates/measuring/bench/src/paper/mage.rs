@@ -1,5 +1,6 @@
 //! MAGE (Pan, Lala, Unal and others: Scalable Far Memory: Balancing Faults and Evictions).
 
+mod curves;
 mod mapreduce;
 mod memcached;
 mod parts;
@@ -22,6 +23,7 @@ pub const FIGURES: &[&Figure] = &[
     &mapreduce::TWELVE,
     &memcached::THIRTEEN,
     &FOURTEEN,
+    &curves::FIFTEEN,
     &parts::SIXTEEN,
     &SEVENTEEN,
 ];
@@ -64,8 +66,8 @@ static FIVE: Figure = Figure {
             quick: "scan --size 48M --passes 1",
             vary: Vary::Threads,
             variants: &[
-                Variant { key: "faults alone", far: 90.0, lifted: true, targets: apart },
-                Variant { key: "with evictions", far: 50.0, lifted: false, targets: apart },
+                Variant { key: "faults alone", far: 90.0, lifted: true, targets: apart, lines: None },
+                Variant { key: "with evictions", far: 50.0, lifted: false, targets: apart, lines: None },
             ],
         },
         run_seconds: 1.0,

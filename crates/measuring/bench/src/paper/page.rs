@@ -5,7 +5,7 @@ use farshore_load::outcome::MEASURE;
 use maud::{Markup, html};
 
 use super::judge::{self, Judged};
-use super::series::{self, Series};
+use super::series::{self, Point, Series};
 use super::{Figure, Panel, Plot, Value, draw, model};
 use crate::report::page::{STYLE, shown};
 use crate::report::{palette, tables, text};
@@ -291,14 +291,17 @@ fn points(results: &Results, experiments: &[&Experiment], panel: &Panel, plot: &
     let ideal = matches!(plot.value, Value::Kept | Value::Rate)
         .then(|| series::ideal(results, experiments, panel, plot.value).ok())
         .flatten();
-    let mut places: Vec<f64> = all.iter().flat_map(|series| &series.points).map(|point| point.shown).collect();
+    // A rate that was measured is another one for each series.
+    let place_of = |point: &Point| if plot.value.is_over_rate() { point.x } else { point.shown };
+    let mut places: Vec<f64> = all.iter().flat_map(|series| &series.points).map(place_of).collect();
     places.sort_by(f64::total_cmp);
     places.dedup();
     let cell = |series: &Series, place: f64| {
-        let point = series.points.iter().find(|point| point.shown.total_cmp(&place).is_eq());
+        let point = series.points.iter().find(|point| place_of(point).total_cmp(&place).is_eq());
         point.map_or_else(String::new, |point| {
             let show = |value| text::quantity(value, plot.value.unit());
-            format!("{} ({}–{})", show(point.middle.median), show(point.middle.low), show(point.middle.high))
+            let rate = if plot.value.is_over_rate() { format!(" at {}/s", text::metric(point.shown)) } else { String::new() };
+            format!("{} ({}–{}){rate}", show(point.middle.median), show(point.middle.low), show(point.middle.high))
         })
     };
     let of_ideal = |place: f64| {

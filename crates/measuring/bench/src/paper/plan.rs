@@ -58,10 +58,15 @@ impl Plan {
     pub fn new(figure: &'static Figure, quick: bool, all: &BenchArgs, serve: PathBuf) -> Result<Plan, String> {
         let part = |panel: &'static Panel| match &panel.runs {
             Runs::Load { line, quick: quick_line, vary, variants } => {
-                let line = if quick { quick_line } else { line };
+                let line_of = move |variant: &Variant| {
+                    let [line, quick_line] = variant.lines.unwrap_or([line, quick_line]);
+                    if quick { quick_line } else { line }
+                };
                 let points = points(panel, quick).iter();
-                let made = points
-                    .flat_map(|x| variants.iter().map(move |variant| experiment(figure, panel, quick, line, *vary, variant, *x)));
+                let made = points.flat_map(|x| {
+                    let made = move |variant| experiment(figure, panel, quick, line_of(variant), *vary, variant, *x);
+                    variants.iter().map(made)
+                });
                 made.collect::<Result<_, _>>().map(Part::Load)
             }
             Runs::Served { line, quick: quick_line, over } => {

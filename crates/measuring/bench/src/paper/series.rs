@@ -72,11 +72,15 @@ pub fn label(experiment: &Experiment, target: &TargetResult) -> String {
 pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for experiment in experiments {
-        let targets = experiment.targets.iter().filter(|target| value.of_native().is_none() || target.kind != "native");
+        let targets = experiment.targets.iter().filter(|target| !is_base(target, value));
         let drawn = targets.flat_map(|target| value.drawn().into_iter().map(move |drawn| (target, drawn)));
         for (target, (value, part)) in drawn {
             let Some(middle) = middle(&rounds(experiment, target, value)) else { continue };
-            let shown = experiment.paper.as_ref().map_or(f64::NAN, |point| point.shown);
+            let shown = if value.is_over_rate() {
+                self::middle(&rounds(experiment, target, Value::Rate)).map_or(f64::NAN, |rate| rate.median)
+            } else {
+                experiment.paper.as_ref().map_or(f64::NAN, |point| point.shown)
+            };
             let of = label(experiment, target);
             let label = if part.is_empty() { of } else { format!("{of}, {part}") };
             let point = Point { x: x(experiment), shown, middle };
@@ -89,16 +93,26 @@ pub fn all(experiments: &[&Experiment], value: Value) -> Vec<Series> {
     series
 }
 
+/// Whether the others are set against this target, so that it has no number of its own.
+#[must_use]
+pub fn is_base(target: &TargetResult, value: Value) -> bool {
+    match value.of_target() {
+        Some(label) => target.label == label,
+        None => value.of_native().is_some() && target.kind == "native",
+    }
+}
+
 /// The number of each good round of a target.
 #[must_use]
 pub fn rounds(experiment: &Experiment, target: &TargetResult, value: Value) -> Rounds {
-    let native = |number: u32, value| {
-        let native = experiment.targets.iter().find(|target| target.kind == "native")?;
-        good(native).find(|round| round.number == number).and_then(|round| of_round(round, value))
+    let base = |number: u32, of| {
+        let base = experiment.targets.iter().find(|target| is_base(target, value))?;
+        good(base).find(|round| round.number == number).and_then(|round| of_round(round, of))
     };
-    let number = |round: &Round| match value.of_native() {
-        Some(of) => Some(of_round(round, of)? / native(round.number, of)? * 100.0),
-        None => of_round(round, value),
+    let number = |round: &Round| match (value.of_native(), value.of_target()) {
+        (Some(of), _) => Some(of_round(round, of)? / base(round.number, of)? * 100.0),
+        (None, Some(_)) => Some(of_round(round, Value::Rate)? / base(round.number, Value::Rate)?),
+        (None, None) => of_round(round, value),
     };
     let numbers = good(target).filter_map(|round| Some((round.number, number(round)?)));
     let numbers: Rounds = numbers.filter(|(_, number)| number.is_finite() && *number > 0.0).collect();
@@ -130,7 +144,9 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
     let outcome = round.outcome.as_ref()?;
     let counted = |name: &str| round.stats.as_ref()?.get("swap")?.get(name)?.as_f64();
     match value {
-        Value::Rate | Value::Kept => (outcome.seconds > 0.0).then(|| float(outcome.operations) / outcome.seconds),
+        Value::Rate | Value::Kept | Value::Over(_) => {
+            (outcome.seconds > 0.0).then(|| float(outcome.operations) / outcome.seconds)
+        }
         Value::Part(name) | Value::PartKept(name) => {
             let part = outcome.phases.iter().find(|phase| phase.name == name && phase.seconds > 0.0)?;
             Some(float(part.operations) / part.seconds)
@@ -139,7 +155,7 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
             let measured = round.measured.filter(|_| round.measured_seconds > 0.0)?;
             Some(float(measured.pages_in) / round.measured_seconds)
         }
-        Value::Quantile(share) => outcome.latency.quantile(share).map(float),
+        Value::Quantile(share) | Value::QuantileOverRate(share) => outcome.latency.quantile(share).map(float),
         Value::Mean => {
             let (sum, count) = outcome
                 .latency
@@ -294,6 +310,35 @@ mod tests {
         assert_eq!(kept, [(1, 50.0), (2, 10.0)].into());
         assert_eq!(all(&[&experiment], Value::Kept).iter().map(|series| series.label.as_str()).collect::<Vec<_>>(), ["ours"]);
         assert_eq!(all(&[&experiment], Value::Rate).len(), 2);
+    }
+
+    #[test]
+    fn a_ratio_is_taken_round_by_round_and_its_base_has_none() {
+        let bad = Round { wrong: vec!["bad".into()], ..round(3, 1, 1.0) };
+        let ours = target("ours", vec![round(1, 50, 1.0), round(2, 30, 1.0), round(3, 7, 1.0)]);
+        let other = target("other", vec![round(2, 300, 1.0), round(1, 20, 2.0), bad]);
+        let experiment = experiment(1.0, "", vec![ours, other]);
+        let over = Value::Over("other");
+        assert_eq!(rounds(&experiment, &experiment.targets[0], over), [(1, 5.0), (2, 0.1)].into());
+        assert_eq!(all(&[&experiment], over).iter().map(|series| series.label.as_str()).collect::<Vec<_>>(), ["ours"]);
+        assert!(rounds(&experiment, &experiment.targets[0], Value::Over("none")).is_empty());
+        assert!((over.unit(), over.less_is_better(), over.of_native()) == ("×", false, None));
+    }
+
+    #[test]
+    fn a_curve_over_the_rate_stands_where_the_rate_was() {
+        let of = |x, operations, ns| {
+            let mut round = round(1, operations, 2.0);
+            round.outcome.as_mut().unwrap().latency.counts = vec![(ns, operations)];
+            experiment(x, "", vec![target("ours", vec![round])])
+        };
+        // More threads, and a rate that falls in the end: the order of the points is that of the threads.
+        let experiments = [of(1.0, 100, 1000), of(2.0, 180, 1500), of(4.0, 160, 3000)];
+        let curve = &all(&experiments.iter().collect::<Vec<_>>(), Value::QuantileOverRate(0.5))[0];
+        let places: Vec<(f64, f64)> = curve.points.iter().map(|point| (point.x, point.shown)).collect();
+        assert_eq!(places, [(1.0, 50.0), (2.0, 90.0), (4.0, 80.0)]);
+        let plain = &all(&experiments.iter().collect::<Vec<_>>(), Value::Quantile(0.5))[0];
+        assert!(curve.points.iter().zip(&plain.points).all(|(one, other)| one.middle == other.middle));
     }
 
     #[test]
