@@ -96,6 +96,15 @@ fn each_figure_is_whole() {
 }
 
 #[test]
+fn what_others_are_set_against_is_there() {
+    for (panel, plot) in all().flat_map(|figure| figure.panels).flat_map(|panel| panel.plots.iter().map(move |plot| (panel, plot))) {
+        if let Some(label) = plot.value.of_target() {
+            assert!(panel.x.points.iter().all(|x| series_of(panel, *x).contains(label)), "{}: {label}", panel.key);
+        }
+    }
+}
+
+#[test]
 fn claims_are_about_what_is_measured() {
     for figure in all() {
         for claim in figure.claims {
@@ -117,6 +126,7 @@ fn claims_are_about_what_is_measured() {
                 let native = term.series.split_once(", ").map_or("native".into(), |(_, variant)| format!("native, {variant}"));
                 let native = series_of(panel, term.x).contains(&native);
                 assert!(term.value.of_native().is_none() || native, "{at}: nothing to set it against");
+                assert!(term.value.of_target().is_none(), "{at}: a ratio of ratios");
             }
         }
     }
@@ -158,6 +168,22 @@ fn a_point_sets_memory_threads_files_and_the_limit_that_is_lifted() {
     assert_eq!((files.swap_files, files.raised), (4, None));
     let spaces = needs("scaleswap-12").into_iter().find(|experiment| experiment.name == "scaleswap-12, spaces, 8").unwrap();
     assert_eq!(spaces.targets[0].to_string().matches("swap=dir:/dev/shm").count(), 8);
+    let full = needs("scaleswap-t6-spaces").into_iter();
+    let full = full.filter(|experiment| experiment.name.starts_with("scaleswap-t6-spaces, little"));
+    for (experiment, (count, size)) in full.zip([(0, "10M"), (1, "12M"), (2, "14M"), (4, "18M"), (6, "34M"), (7, "66M")]) {
+        let target = experiment.targets[0].to_string();
+        let spaces = |size: &str| target.matches(&format!("size={size}")).count();
+        assert_eq!((spaces("2M"), spaces(size), target.matches("delay:4us").count()), (count, 8 - count, 8), "{target}");
+    }
+    let line = |name: &str| {
+        let raw = needs("mage-15").into_iter().find(|experiment| experiment.name == name).unwrap();
+        (raw.workload(), raw.threads(), raw.program("load".as_ref(), "/d".as_ref(), 1, 0))
+    };
+    let (workload, threads, program) = line("mage-15, disk, 4, writers in step");
+    let crate::measure::Program::Workload(words) = program else { panic!("{program:?}") };
+    assert_eq!((workload.as_str(), threads), ("reads", 4));
+    assert!(["--directory=/d", "--in-step", "--writers=2"].iter().all(|word| words.contains(&(*word).into())), "{words:?}");
+    assert_eq!(line("mage-15, disk, 4").0, "scan");
 }
 
 #[test]
