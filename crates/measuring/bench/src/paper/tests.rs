@@ -170,7 +170,7 @@ fn a_point_sets_memory_threads_files_and_the_limit_that_is_lifted() {
     assert_eq!(spaces.targets[0].to_string().matches("swap=dir:/dev/shm").count(), 8);
     let full = needs("scaleswap-t6-spaces").into_iter();
     let full = full.filter(|experiment| experiment.name.starts_with("scaleswap-t6-spaces, little"));
-    for (experiment, (count, size)) in full.zip([(0, "10M"), (1, "12M"), (2, "14M"), (4, "18M"), (6, "34M"), (7, "66M")]) {
+    for (experiment, (count, size)) in full.zip([(0, "8M"), (1, "10M"), (2, "10M"), (4, "14M"), (6, "26M"), (7, "50M")]) {
         let target = experiment.targets[0].to_string();
         let spaces = |size: &str| target.matches(&format!("size={size}")).count();
         assert_eq!((spaces("2M"), spaces(size), target.matches("delay:4us").count()), (count, 8 - count, 8), "{target}");

@@ -9,7 +9,7 @@ use crate::report::axis::Scale;
 /// Spaces of the experiments.
 const SPACES: u32 = 8;
 /// Room in all of them together, in MiB, where it is little: 48 MiB are out.
-const ROOM: u32 = 80;
+const ROOM: u32 = 64;
 /// A space that is full from its first pages on: the smallest that there is, in MiB.
 const FULL: u32 = 2;
 /// What a space transfers, a second.
@@ -21,7 +21,7 @@ pub(super) static FULL_SPACES: Figure = Figure {
     number: "Table 6",
     title: "what it costs when some of the swap spaces are full",
     there: "The stress program with 128 swap files on 8 SSDs, of which 0 to 96 are full: cores whose file is full ask others for room (delegation). The SSDs stay as fast as they were.",
-    here: "The same program over 96 MiB with 8 threads, half local, on 8 spaces of RAM that answer after 4 µs, 0 to 7 of them of 2 MiB, which the first pages fill. Farshore's cores own parts of all spaces, where the paper's own a file each. Much room: the others have no bound, and 100 MiB/s each, so that a full space takes its rate with it. Little room: all spaces together have some 80 MiB whatever their number, without a rate, so that cores must ask each other. Delegations and their time are Farshore's own counters, over the whole run.",
+    here: "The same program over 96 MiB with 8 threads, half local, on 8 spaces of RAM that answer after 4 µs, 0 to 7 of them of 2 MiB, which the first pages fill. Farshore's cores own parts of all spaces, where the paper's own a file each. Much room: the others have no bound, and 100 MiB/s each, so that a full space takes its rate with it. Little room: all spaces together have some 64 MiB whatever their number, without a rate, so that cores must ask each other. Delegations and their time are Farshore's own counters, over the whole run.",
     panels: &[
         Panel {
             key: "much",
