@@ -159,6 +159,11 @@ impl Parts {
     /// # Safety
     /// `pages` are `count` pages that can be read, and in none of the mappings.
     unsafe fn write(&self, first: u64, pages: *const PageBuf, count: u32) -> Result<(), IoError> {
+        // All of it or nothing, as with files: a part of a write that was refused must not be there.
+        let fits = |(part, slot, _, pages): (usize, u64, u32, u32)| slot + u64::from(pages) <= self.list[part].memory.pages;
+        if !self.pieces(first, count).all(fits) {
+            return Err(IoError::Full);
+        }
         for (part, slot, before, pages_of) in self.pieces(first, count) {
             // SAFETY: fewer pages come before than the caller's `count`.
             let from = unsafe { pages.add(before as usize) };
@@ -389,7 +394,7 @@ mod tests {
     #[test]
     fn a_delay_delays_reads_and_writes() {
         let ram = RamSpace::open(Some(Size::mib(2)), Some(Time(3_000_000))).unwrap();
-        assert_eq!(ram.name(), "delay:3ms");
+        assert_eq!(ram.name(), "delay:3ms,size=2M");
         let mut queue = ram.queue(4).unwrap();
         let pages = [page(9)];
         let start = sleep::now_ns();
