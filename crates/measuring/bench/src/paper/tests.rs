@@ -97,7 +97,9 @@ fn each_figure_is_whole() {
 
 #[test]
 fn what_others_are_set_against_is_there() {
-    for (panel, plot) in all().flat_map(|figure| figure.panels).flat_map(|panel| panel.plots.iter().map(move |plot| (panel, plot))) {
+    for (panel, plot) in
+        all().flat_map(|figure| figure.panels).flat_map(|panel| panel.plots.iter().map(move |plot| (panel, plot)))
+    {
         if let Some(label) = plot.value.of_target() {
             assert!(panel.x.points.iter().all(|x| series_of(panel, *x).contains(label)), "{}: {label}", panel.key);
         }
