@@ -2,8 +2,10 @@
 //!
 //! A service ends with SIGTERM or SIGINT: nothing more is accepted, reads and writes end, and each unithread goes through its destructors.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use farshore_config::Time;
 use farshore_uthread::dispatch::Policy;
 use farshore_uthread::net::{Counts, Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
+use farshore_uthread::record::Breakdown;
 use farshore_uthread::{Config, Handle, Panics, Replies, Runtime, WaitMode, sleep, stopping};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -67,6 +70,12 @@ pub struct Options {
     /// After so long a request that goes on for long (a SCAN, a search, a transaction) lets others run: 5us, or never. With busy and block what it waits for is a part of it
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = slice)]
     pub slice: Duration,
+    /// Record what the time of requests over UDP goes to, and write it to FILE at the end, a line for each: waits in queues, work, waits for pages, the reply. Costs a look at the clock at each step of a request
+    #[arg(long, value_name = "FILE", requires = "udp")]
+    pub breakdown: Option<PathBuf>,
+    /// With --breakdown: of so many requests, the last ones; 96 bytes each
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
+    pub breakdown_records: u32,
     /// Cores for the workers, such as 0,2; other threads of the process are not bound [default: all that it may use]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..1024))]
     pub cores: Vec<u16>,
@@ -219,6 +228,9 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         ready += &format!(" udp {}", socket.local_addr().map_err(|error| error.to_string())?);
     }
 
+    // Now, so that one that cannot be written is told at once.
+    let breakdown =
+        options.breakdown.as_ref().map(|path| File::create(path).map_err(|error| untold(path, &error))).transpose()?;
     let config = Config {
         workers: options.workers.into(),
         unithreads: (options.unithreads + options.max_connections) as usize + SPARE_UNITHREADS,
@@ -230,6 +242,7 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         replies: options.replies.into(),
         policy: options.dispatch.into(),
         panics: Panics::End,
+        breakdown: if breakdown.is_some() { options.breakdown_records as usize } else { 0 },
         // The heap is held (`main.rs`), and so is what of the stores calls it. What unithreads leave on their stacks would be taken for such calls.
         guard_libc: false,
         ..Config::default()
@@ -254,7 +267,24 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
     if let Some(receiving) = &receiving {
         eprintln!("{}", told(&receiving.counts()));
     }
+    if let (Some(path), Some(mut file), Some(breakdown)) = (&options.breakdown, breakdown, handle.breakdown()) {
+        file.write_all(breakdown.to_csv().as_bytes()).map_err(|error| untold(path, &error))?;
+        eprintln!("{}", told_of(&breakdown));
+    }
     ended
+}
+
+fn untold(path: &Path, error: &io::Error) -> String {
+    format!("--breakdown {}: {error}", path.display())
+}
+
+/// How many requests were recorded.
+fn told_of(breakdown: &Breakdown) -> String {
+    let dropped = match breakdown.dropped {
+        0 => String::new(),
+        count => format!("; {count} before them were dropped (--breakdown-records)"),
+    };
+    format!("breakdown: {} requests{dropped}", breakdown.records.len())
 }
 
 /// How many datagrams came, and what became of those that were not answered.
@@ -349,6 +379,13 @@ mod tests {
         for wrong in ["", "5", "always", "-1us"] {
             assert!(slice(wrong).is_err_and(|why| why.contains("never") && why.lines().count() == 1), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn the_end_tells_of_how_many_the_time_was_recorded() {
+        let of = |dropped| told_of(&Breakdown { records: vec![Default::default(); 3], dropped });
+        assert_eq!(of(0), "breakdown: 3 requests");
+        assert_eq!(of(8), "breakdown: 3 requests; 8 before them were dropped (--breakdown-records)");
     }
 
     #[test]

@@ -99,6 +99,7 @@ impl CConfig {
                 other => return refuse("wait", other, "0 (yield), 1 (block) or 2 (busy)"),
             },
             replies: default.replies,
+            breakdown: default.breakdown,
             poll: Duration::from_nanos(self.poll),
             slice: if self.slice == 0 { default.slice } else { Duration::from_nanos(self.slice) },
             panics: default.panics,

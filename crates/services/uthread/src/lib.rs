@@ -22,6 +22,7 @@
 //! | | `join`, `life` | begin and end of a unithread |
 //! | | `heir` | what a unithread leaves when it ends goes to a thread beside the workers |
 //! | | `worker` | the loop of a worker |
+//! | | [`record`], `stamps` | what the time of requests goes to, where that is asked for |
 //! | | `overflow` | a stack that overflows says whose it was |
 //! | | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
 //! | | [`wait`], [`list`], [`doze`], [`lifetime`] | what threads share: a wait and its token, queues without locks, who sleeps, the end. Modelled with loom |
@@ -77,7 +78,7 @@ pub use scheduler::hold::{Hold, hold};
 #[cfg(not(loom))]
 pub use scheduler::join::JoinHandle;
 #[cfg(not(loom))]
-pub use scheduler::{cost, pool, switch};
+pub use scheduler::{cost, pool, record, switch};
 #[cfg(not(loom))]
 pub use services::allocator::Allocator;
 #[cfg(not(loom))]

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// The modules of the three layers, the lowest first. `lib.rs`, `runtime.rs`, `ffi.rs` and its folder are above them all, and nobody names those.
-const ORDER: [&str; 33] = [
+const ORDER: [&str; 35] = [
     // The kernel, and the library that serves page faults.
     "ground::error",
     "ground::os",
@@ -27,6 +27,8 @@ const ORDER: [&str; 33] = [
     "scheduler::pool",
     "scheduler::heir",
     "scheduler::config",
+    "scheduler::record",
+    "scheduler::stamps",
     "scheduler::shared",
     "scheduler::life",
     "scheduler::worker",

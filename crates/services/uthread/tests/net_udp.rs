@@ -7,7 +7,7 @@ use common::in_child;
 use common::net::{Random, here, runtime, until, watchdog};
 use core::time::Duration;
 use farshore_uthread::net::{Datagram, Limits, UdpServer, UdpSocket};
-use farshore_uthread::{Config, Replies, Runtime, channel, sleep};
+use farshore_uthread::{Config, Replies, Runtime, channel, sleep, yield_now};
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket as Plain};
 use std::sync::Arc;
@@ -441,4 +441,67 @@ fn a_shutdown_ends_two_thousand_receives() {
     for task in tasks {
         assert_eq!(task.join().unwrap(), Some(libc::ECANCELED));
     }
+}
+
+#[test]
+fn what_the_time_of_requests_goes_to_is_recorded_and_adds_up() {
+    watchdog();
+    let pause = Duration::from_millis(20);
+    for replies in [Replies::Delegated, Replies::Own] {
+        let runtime = Runtime::start(Config { workers: 1, replies, breakdown: 64, ..Config::default() }).unwrap();
+        let (tell, go) = std::sync::mpsc::channel::<()>();
+        let go = std::sync::Mutex::new(go);
+        let serve = move |datagram: Datagram<'_>| {
+            match datagram.bytes().first() {
+                // The worker's thread waits, as one does that spins for a page.
+                Some(b'w') => go.lock().unwrap().recv().unwrap(),
+                Some(b's') => drop(sleep(pause)),
+                Some(b'y') => yield_now(),
+                // No answer, no record.
+                _ => return,
+            }
+            echo(datagram);
+        };
+        let server = server(&runtime, Limits::default(), serve);
+        let peer = Plain::bind(here()).unwrap();
+        peer.connect(server.local_addr().unwrap()).unwrap();
+        let answer = || peer.recv(&mut [0; 9]).unwrap();
+        for request in [b"s", b"y", b"-", b"y"] {
+            peer.send(request).unwrap();
+            if request != b"-" {
+                answer();
+            }
+        }
+        // Waits with the worker; those that come behind it wait for the worker, in the socket.
+        for request in [b"w", b"y", b"y"] {
+            peer.send(request).unwrap();
+            thread::sleep(pause);
+        }
+        tell.send(()).unwrap();
+        (0..3).for_each(|_| assert_eq!(answer(), 1));
+        server.join();
+        let handle = runtime.handle();
+        runtime.shutdown().unwrap();
+        let breakdown = handle.breakdown().unwrap();
+        let records = &breakdown.records;
+        assert_eq!((records.len(), breakdown.dropped), (6, 0), "{replies:?}: {records:?}");
+        for record in records {
+            assert_eq!(record.parts().iter().sum::<u64>(), record.total, "{replies:?}: {record:?}");
+            assert!(record.run > 0 && record.reply > 0 && record.pages == 0 && record.spun == 0, "{replies:?}: {record:?}");
+        }
+        let pause = pause.as_nanos() as u64;
+        assert!(records[0].other >= pause && records[0].again > 0, "{replies:?}: a sleep: {:?}", records[0]);
+        assert!(records[1].other == 0 && records[1].gave_way > 0, "{replies:?}: gave way: {:?}", records[1]);
+        // In the order in which they came, which the kernel tells.
+        let mut last = records[3..].to_vec();
+        last.sort_by_key(|record| record.arrived);
+        for (record, pauses) in last.iter().zip([0, 2, 1]) {
+            let waited = record.socket + record.queue;
+            let is_so = if pauses == 0 { record.run >= 3 * pause } else { waited >= pauses * pause };
+            assert!(is_so, "{replies:?}: {pauses} pauses: {last:?}");
+        }
+    }
+    let plain = Runtime::start(Config { workers: 1, ..Config::default() }).unwrap();
+    assert_eq!(plain.handle().breakdown(), None);
+    plain.shutdown().unwrap();
 }

@@ -154,6 +154,14 @@ pub(crate) fn now() -> u64 {
     (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
 }
 
+/// How far the real clock is ahead of the monotonic one, in ns.
+pub(crate) fn real_ahead() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to `time`; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
+    (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).saturating_sub(now())
+}
+
 /// Sleeps while `*word == expected`, for at most `ns` nanoseconds. May return early.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, ns: Option<u64>) {
     let time = ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });

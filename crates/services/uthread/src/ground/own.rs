@@ -5,7 +5,7 @@
 use crate::ground::error::Error;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Maps `bytes` of zeroed memory that the library leaves alone. `what` says what cannot be mapped.
 pub(crate) fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
@@ -69,6 +69,8 @@ pub(crate) struct OwnVec<T> {
 
 // SAFETY: it has its values as a Vec has.
 unsafe impl<T: Send> Send for OwnVec<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for OwnVec<T> {}
 
 impl<T> OwnVec<T> {
     /// An empty one with room for `capacity` values.
@@ -93,6 +95,16 @@ impl<T> OwnVec<T> {
 
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
+    }
+}
+
+impl<const N: usize> OwnVec<[AtomicU64; N]> {
+    /// `count` values of zeros. RAM is taken for those alone that are touched.
+    pub(crate) fn words(count: usize) -> Result<Self, Error> {
+        let mut words = OwnVec::new(count)?;
+        // The mapping is zeroed, and zeros are numbers.
+        words.length = count;
+        Ok(words)
     }
 }
 

@@ -65,6 +65,8 @@ pub struct Config {
     pub slice: Duration,
     /// What happens at a panic.
     pub panics: Panics,
+    /// What the time of datagrams' requests goes to is recorded, and kept for the last so many ([`crate::Handle::breakdown`]). 0: nothing is recorded.
+    pub breakdown: usize,
     /// Unithreads wait in place inside of libc, the allocator and the C++ library, which have locks and thread-local data. Without this the program holds
     /// ([`crate::hold`], [`crate::Allocator`]) around each call of theirs that may touch far memory. That is exact, whereas this takes what an earlier call has left on
     /// the stack for a call: code with large variables that it does not write to may wait in place often.
@@ -86,6 +88,7 @@ impl Default for Config {
             poll: Duration::ZERO,
             slice: Duration::from_micros(100),
             panics: if cfg!(panic = "abort") { Panics::End } else { Panics::Report },
+            breakdown: 0,
             guard_libc: true,
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::ground::error::SpawnError;
 use crate::scheduler::join::{self, JoinHandle};
+use crate::scheduler::record::Breakdown;
 use crate::scheduler::shared::Shared;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -35,6 +36,11 @@ impl Handle {
     /// Pages for which unithreads have waited so far while others could run. 0 without far memory, and where all wait in place.
     pub fn pages_waited_for(&self) -> u64 {
         (0..self.shared.config.workers).map(|worker| self.shared.dispatch.desk(worker).parked.load(Ordering::Relaxed)).sum()
+    }
+
+    /// What the time of the last requests went to, once the runtime has ended; while it runs, a record may be half written. `None`: `Config::breakdown` is 0.
+    pub fn breakdown(&self) -> Option<Breakdown> {
+        self.shared.stamps.as_ref().map(|stamps| stamps.breakdown())
     }
 
     /// Unithreads that there were at most at a time: their stacks take RAM.

@@ -41,8 +41,9 @@ where
     Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
 }
 
-/// Makes a unithread that nobody joins, whose buffer begins with `bytes`. What `work` puts into its argument is left to the heir (`heir.rs`).
-pub(crate) fn spawn_leaving<F, L>(shared: &Arc<Shared>, bytes: &[u8], work: F) -> Result<(), SpawnError>
+/// Makes a unithread that nobody joins, whose buffer begins with `bytes`. What `work` puts into its argument is left to the heir (`heir.rs`). With `arrived` it is stamped
+/// as a request that came at that time (`stamps.rs`).
+pub(crate) fn spawn_leaving<F, L>(shared: &Arc<Shared>, bytes: &[u8], arrived: Option<u64>, work: F) -> Result<(), SpawnError>
 where
     F: FnOnce(&mut Option<L>) + Send + 'static,
     L: Send + 'static,
@@ -55,6 +56,9 @@ where
     let index = admit(shared)?;
     // SAFETY: the slot was taken, so its buffer is nobody else's, and there is room.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), shared.pool.buffer(index), bytes.len()) };
+    if let (Some(stamps), Some(arrived)) = (&shared.stamps, arrived) {
+        stamps.begin(index, arrived);
+    }
     begin_with::<F, L>(shared, index, DETACHED, run_leaving::<F, L>, work);
     Ok(())
 }
@@ -62,10 +66,15 @@ where
 /// A free slot, counted as live.
 fn admit(shared: &Shared) -> Result<u32, SpawnError> {
     shared.admit()?;
-    shared.pool.take().ok_or_else(|| {
+    let taken = shared.pool.take().ok_or_else(|| {
         shared.dismiss();
         SpawnError::Full(shared.config.unithreads)
-    })
+    });
+    if let (Some(stamps), Ok(index)) = (&shared.stamps, &taken) {
+        // The one before may have panicked in the midst of a request.
+        stamps.forget(*index);
+    }
+    taken
 }
 
 /// Bytes and alignment of the place for `F` and then `R`; 16 at least, for what lies below on the stack.

@@ -35,7 +35,11 @@ pub(crate) mod overflow;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+pub mod record;
+#[cfg(not(loom))]
 pub(crate) mod shared;
+#[cfg(not(loom))]
+pub(crate) mod stamps;
 #[cfg(not(loom))]
 pub mod switch;
 #[cfg(not(loom))]

@@ -12,6 +12,7 @@ use crate::scheduler::heir::Heir;
 use crate::scheduler::lifetime::Lifetime;
 use crate::scheduler::list::Inbox;
 use crate::scheduler::pool::Pool;
+use crate::scheduler::stamps::Stamps;
 use crate::scheduler::wait::{Complete, Token};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::sync::Padded;
@@ -43,12 +44,16 @@ pub(crate) struct Shared {
     kept: OnceLock<Vec<Kept>>,
     /// The library, if there is one that unithreads are switched away for.
     pub(crate) joined: Option<Joined>,
+    /// Time stamps of requests, if they are asked for.
+    pub(crate) stamps: Option<Stamps>,
 }
 
 impl Shared {
     /// For the calling thread's process. It is kept where it is by [`Shared::keep`], once it has its place.
     pub(crate) fn new(config: Config, pool: Pool, joined: Option<Joined>) -> Result<Shared, Error> {
         let side = || Ok(Padded(Side { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?) }));
+        let stamps =
+            (config.breakdown > 0).then(|| Stamps::new(config.unithreads, config.workers, config.breakdown)).transpose()?;
         Ok(Shared {
             dispatch: Dispatch::new(config.workers, config.policy),
             sides: (0..config.workers).map(|_| side()).collect::<Result<_, Error>>()?,
@@ -58,6 +63,7 @@ impl Shared {
             lifetime: Lifetime::default(),
             panics: AtomicU64::new(0),
             before: Inherited::now(),
+            stamps,
             here: Here::new()?,
             kept: OnceLock::new(),
             joined,
@@ -121,7 +127,12 @@ impl Shared {
         let home = unit.home.load(Ordering::Relaxed) as usize;
         match unit.wait.complete(token, result) {
             Complete::Stale => return false,
-            Complete::Resume => self.side(home).inbox.push(&self.pool, token.index()),
+            Complete::Resume => {
+                if let Some(stamps) = &self.stamps {
+                    stamps.ready(token.index());
+                }
+                self.side(home).inbox.push(&self.pool, token.index());
+            }
             // Its worker may wait for it in place.
             Complete::Noted => {}
         }

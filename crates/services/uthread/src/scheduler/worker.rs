@@ -323,7 +323,12 @@ impl Worker {
     /// Completes a wait of one of this worker's unithreads.
     fn complete_own(&self, ready: &mut Fifo, token: Token, result: i32) {
         match self.unit(token.index()).wait.complete(token, result) {
-            Complete::Resume => ready.push(&self.shared.pool, token.index()),
+            Complete::Resume => {
+                if let Some(stamps) = &self.shared.stamps {
+                    stamps.ready(token.index());
+                }
+                ready.push(&self.shared.pool, token.index());
+            }
             Complete::Noted | Complete::Stale => {}
         }
     }
@@ -418,6 +423,9 @@ impl Worker {
         self.shared.dispatch.withdraw(self.number);
         // What it waits for in place is a part of its slice; else the first checkpoint is soon enough, and a look at the clock is spared.
         unit.slice_start.set(if self.shared.config.wait == WaitMode::Yield { 0 } else { now() });
+        if let Some(stamps) = &self.shared.stamps {
+            stamps.runs(index, self.number);
+        }
         self.current.set(index);
         // SAFETY: this thread's errno.
         unsafe { self.errno.write(unit.errno.get()) };
@@ -453,6 +461,9 @@ impl Worker {
     /// Lets others run.
     pub(crate) fn yield_now(&self, index: u32) {
         if self.may_switch() {
+            if let Some(stamps) = &self.shared.stamps {
+                stamps.gives_way(index);
+            }
             self.leave(index, Why::Yielded);
         }
     }
@@ -478,12 +489,31 @@ impl Worker {
     /// Waits for the completion of `token`, which the unithread `index` has armed: as the mode says if it is a fetch, else by switching; in place
     /// where it may not switch.
     pub(crate) fn wait(&self, index: u32, token: Token, mode: WaitMode) -> i32 {
+        self.wait_for(index, token, mode, false)
+    }
+
+    /// The same; `page`: for one, or for a file.
+    fn wait_for(&self, index: u32, token: Token, mode: WaitMode, page: bool) -> i32 {
         let unit = self.unit(index);
+        let stamps = self.shared.stamps.as_ref();
+        // Before it is parked: from then on whoever completes the wait has the stamps.
+        if let Some(stamps) = stamps {
+            stamps.waits(index, page);
+        }
         if mode != WaitMode::Yield || !self.may_switch() {
-            return self.wait_in_place(unit, mode);
+            let result = self.wait_in_place(unit, mode);
+            if let Some(stamps) = stamps {
+                stamps.goes_on(index, self.number, mode == WaitMode::Busy);
+            }
+            return result;
         }
         match unit.wait.park(token) {
-            Park::Stay(result) => result,
+            Park::Stay(result) => {
+                if let Some(stamps) = stamps {
+                    stamps.goes_on(index, self.number, false);
+                }
+                result
+            }
             Park::Leave => {
                 self.leave(index, Why::Parked);
                 unit.wait.result().expect("resumed by a completion alone")

@@ -91,8 +91,15 @@ impl Request<'_> {
         // SAFETY: this unithread's buffer, which is its own while it runs, and zeroed memory at first.
         let buffer = unsafe { core::slice::from_raw_parts_mut(pool.buffer(index), pool.shape().buffer_bytes) };
         work(Request { buffer, length, left });
+        let stamps = worker.shared.stamps.as_ref();
+        if let Some(stamps) = stamps {
+            if left.is_some() { stamps.answers(index) } else { stamps.forget(index) }
+        }
         if worker.shared.config.replies == Replies::Own {
             Reply::send_here(&worker.shared, index, left);
+            if let (Some(stamps), None) = (stamps, &left) {
+                stamps.ends(index);
+            }
         }
     }
 
@@ -129,8 +136,17 @@ impl Handle {
     where
         F: FnOnce(Request<'_>) + Send + 'static,
     {
+        self.spawn_request_at(request, None, work)
+    }
+
+    /// The same, for a request that is stamped as one that came at that time (`Config::breakdown`).
+    pub(crate) fn spawn_request_at<F>(&self, request: &[u8], arrived: Option<u64>, work: F) -> Result<(), SpawnError>
+    where
+        F: FnOnce(Request<'_>) + Send + 'static,
+    {
         let length = request.len();
-        join::spawn_leaving(&self.shared, request, move |left: &mut Option<Reply>| Request::serve(length, left, work))
+        let serve = move |left: &mut Option<Reply>| Request::serve(length, left, work);
+        join::spawn_leaving(&self.shared, request, arrived, serve)
     }
 
     /// Replies that could not be sent, as a whole or in part: the peer is gone.
@@ -194,6 +210,9 @@ fn sent(shared: &Shared, posted: &mut Fifo, index: u32, result: i32) {
         socket.failed.fetch_add(failed, Ordering::Relaxed);
     }
     drop(reply);
+    if let Some(stamps) = &shared.stamps {
+        stamps.ends(index);
+    }
     shared.pool.give(index);
     shared.dismiss();
 }

@@ -67,7 +67,7 @@ impl Worker {
     pub(crate) fn wait_for_fetch(&self, index: u32, token: Token) -> i32 {
         let fetches = &self.desk().fetches;
         fetches.fetch_add(1, Ordering::Relaxed);
-        let result = self.wait(index, token, self.shared.config.wait);
+        let result = self.wait_for(index, token, self.shared.config.wait, true);
         fetches.fetch_sub(1, Ordering::Relaxed);
         result
     }

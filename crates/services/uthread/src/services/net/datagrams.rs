@@ -181,6 +181,7 @@ where
     /// Serves what has come and may be served now; at the end there is nobody to leave the rest to. Whether a receive has failed.
     fn serve_all(&self, receiver: &mut Receiver<'_>, stopped: bool) -> bool {
         let mut failed = false;
+        receiver.read_clocks();
         while (stopped || self.has_room())
             && let Some(arrival) = receiver.take()
         {
@@ -194,9 +195,9 @@ where
     fn serve(&self, receiver: &Receiver<'_>, arrival: Arrival) -> bool {
         let tally = &self.receiving.core.tally;
         match receiver.look(arrival) {
-            Got::Datagram(bytes, peer) => {
+            Got::Datagram(bytes, peer, arrived) => {
                 tally.received.add();
-                if !self.begin(bytes, peer) {
+                if !self.begin(bytes, peer, arrived) {
                     tally.dropped.add();
                 }
             }
@@ -213,8 +214,8 @@ where
         false
     }
 
-    /// Begins the unithread of a datagram. False: there is no room.
-    fn begin(&self, bytes: &[u8], peer: SocketAddr) -> bool {
+    /// Begins the unithread of a datagram, which came at `arrived` if that is asked for. False: there is no room.
+    fn begin(&self, bytes: &[u8], peer: SocketAddr, arrived: Option<u64>) -> bool {
         let core = &self.receiving.core;
         let Some(under_way) = UnderWay::enter(core, core.limits.requests_in_flight) else { return false };
         let (receiving, serve) = (self.receiving.clone(), self.serve.clone());
@@ -224,6 +225,6 @@ where
             let (receiving, serve) = (receiving, serve);
             serve(Datagram { request, peer, receiving: &receiving });
         };
-        core.handle.spawn_request(bytes, work).is_ok()
+        core.handle.spawn_request_at(bytes, arrived, work).is_ok()
     }
 }

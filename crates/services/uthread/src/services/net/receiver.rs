@@ -7,12 +7,13 @@ use super::buffers::Buffers;
 use super::service::Core;
 use crate::ground::error::{Error, Stopped};
 use crate::ground::feed::{self, Arrival, Queue};
+use crate::ground::os;
 use crate::ground::ring::CANCELLED;
 use crate::scheduler::api::yield_now;
 use crate::scheduler::config::WaitMode;
 use crate::scheduler::worker::{self, Worker};
 use crate::services::sockets::addr::{NAME_BYTES, Name};
-use crate::services::sockets::udp::{UdpSocket, message};
+use crate::services::sockets::udp::{ARRIVAL_BYTES, UdpSocket, arrived, message};
 use core::mem::ManuallyDrop;
 use io_uring::types::{Fd, RecvMsgOut};
 use io_uring::{opcode, squeue};
@@ -20,13 +21,13 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-/// Bytes that the kernel puts before a datagram: four numbers, and the address.
+/// Bytes that the kernel puts before a datagram and its control data: four numbers, and the address.
 const BEFORE: usize = 16 + NAME_BYTES;
 
 /// What was received.
 pub(super) enum Got<'a> {
-    /// A datagram and its sender.
-    Datagram(&'a [u8], SocketAddr),
+    /// A datagram, its sender, and when it came, by the monotonic clock: that if it is asked for.
+    Datagram(&'a [u8], SocketAddr, Option<u64>),
     /// One that was longer than the buffers.
     TooLong,
     /// None: the receive has ended, as it does when buffers are out.
@@ -41,6 +42,10 @@ pub(super) struct Receiver<'a> {
     socket: Arc<UdpSocket>,
     buffers: ManuallyDrop<Buffers>,
     feed: u16,
+    /// Bytes of control data before each datagram: the kernel says when it came, if requests are stamped.
+    control: usize,
+    /// How far the clock of that is ahead of the monotonic one, in ns.
+    ahead: u64,
     /// A receive is under way.
     armed: bool,
     /// Its end was asked for.
@@ -51,9 +56,14 @@ impl Receiver<'_> {
     /// For datagrams of at most `bytes`.
     pub(super) fn open(socket: Arc<UdpSocket>, bytes: usize) -> Result<Self, Error> {
         let (worker, index) = worker::inside().expect("the receiver is a unithread");
-        let buffers = Buffers::new(BEFORE + bytes)?;
+        // Where the kernel does not tell, a datagram came when it was taken.
+        let told = worker.shared.stamps.is_some() && socket.tell_arrivals().is_ok();
+        let control = if told { ARRIVAL_BYTES } else { 0 };
+        let buffers = Buffers::new(BEFORE + control + bytes)?;
         // SAFETY: mapped for it, aligned, and zeroed, which is an empty message.
-        unsafe { (*buffers.message()).msg_namelen = NAME_BYTES as u32 };
+        let form = unsafe { &mut *buffers.message() };
+        form.msg_namelen = NAME_BYTES as u32;
+        form.msg_controllen = control;
         let count = buffers.count();
         // The last completion takes no buffer.
         let queue = Queue::new(usize::from(count) + 1)?;
@@ -73,7 +83,8 @@ impl Receiver<'_> {
                 error,
             });
         }
-        Ok(Receiver { worker, index, socket, buffers: ManuallyDrop::new(buffers), feed, armed: false, cancelled: false })
+        let buffers = ManuallyDrop::new(buffers);
+        Ok(Receiver { worker, index, socket, buffers, feed, control, ahead: 0, armed: false, cancelled: false })
     }
 
     pub(super) fn is_armed(&self) -> bool {
@@ -101,6 +112,13 @@ impl Receiver<'_> {
         Some(arrival)
     }
 
+    /// Reads the clocks before some are looked at, if the kernel says when they came.
+    pub(super) fn read_clocks(&mut self) {
+        if self.control > 0 {
+            self.ahead = os::real_ahead();
+        }
+    }
+
     /// Looks at what has come. Its buffer goes back by [`Receiver::give`].
     pub(super) fn look(&self, arrival: Arrival) -> Got<'_> {
         let (bytes, number) = match (arrival.result, arrival.buffer()) {
@@ -110,11 +128,18 @@ impl Receiver<'_> {
         };
         // SAFETY: taken for this arrival, which is complete; the borrow of `self` keeps it from being given.
         let bytes = unsafe { self.buffers.bytes(number, bytes) };
-        let form = message(core::ptr::null_mut(), NAME_BYTES as u32, core::ptr::null_mut());
+        let mut form = message(core::ptr::null_mut(), NAME_BYTES as u32, core::ptr::null_mut());
+        form.msg_controllen = self.control;
         let Ok(message) = RecvMsgOut::parse(bytes, &form) else { return Got::Failed };
         match Name::read(message.name_data()) {
             _ if message.is_payload_truncated() => Got::TooLong,
-            Some(peer) => Got::Datagram(&bytes[BEFORE..][..message.payload_data().len()], peer),
+            Some(peer) => {
+                let came = self.worker.shared.stamps.as_ref().map(|_| match arrived(message.control_data()) {
+                    Some(real) => real.saturating_sub(self.ahead),
+                    None => os::now(),
+                });
+                Got::Datagram(&bytes[BEFORE + self.control..][..message.payload_data().len()], peer, came)
+            }
             None => Got::Failed,
         }
     }

@@ -37,6 +37,11 @@ impl UdpSocket {
         socket::overflowed(&self.fd).unwrap_or(0)
     }
 
+    /// From now on the kernel says of each datagram when it came ([`arrived`]).
+    pub(crate) fn tell_arrivals(&self) -> io::Result<()> {
+        socket::set(&self.fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)
+    }
+
     /// Where it is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         socket::local(&self.fd)
@@ -81,6 +86,20 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Bytes of control data that say when a datagram came.
+pub(crate) const ARRIVAL_BYTES: usize = CONTROL_HEAD + size_of::<libc::timespec>();
+/// Bytes of a `cmsghdr`: its length, level and type.
+const CONTROL_HEAD: usize = 16;
+
+/// When a datagram came, in ns of the real clock, as its control data say: what [`UdpSocket::tell_arrivals`] asks for.
+pub(crate) fn arrived(control: &[u8]) -> Option<u64> {
+    let (head, time) = control.split_at_checked(CONTROL_HEAD)?;
+    let number = |bytes: &[u8], at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+    let kind = (libc::SCM_TIMESTAMPNS as u64) << 32 | libc::SOL_SOCKET as u64;
+    let (seconds, ns) = (number(time, 0)?, number(time, 8)?);
+    (number(head, 8)? == kind).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(ns))
 }
 
 /// A message of one part, without control data.
