@@ -19,6 +19,7 @@
 //! | [`plan`] | which comparisons a figure is made of, and how long they take |
 //! | [`series`] | from raw rows to points with intervals |
 //! | [`judge`] | claims: what agrees, what does not |
+//! | `draw`, `parts` | its plots |
 //! | [`page`], [`index`] | a figure's page; the page of all of them |
 
 mod adios;
@@ -31,6 +32,7 @@ mod kept;
 mod mage;
 pub mod model;
 pub mod page;
+mod parts;
 pub mod plan;
 mod scaleswap;
 pub mod series;
@@ -221,6 +223,11 @@ pub enum Value {
     FaultPart(&'static str),
     /// All of them, a series each.
     FaultParts,
+    /// Mean time that a part took of the requests around the percentile of this share, in ns: one of [`REQUEST_PARTS`], or `queue` for both of its waits for a worker, `all`, or
+    /// `but-page` for all but its own pages.
+    RequestPart(&'static str, f64),
+    /// All of them at all [`SHARES`], drawn as bars: no points.
+    RequestParts,
     /// The rate over time, drawn as such: no points.
     Timeline,
 }
@@ -236,6 +243,19 @@ pub const FETCH_PARTS: &[(&str, &str)] = &[
     ("rest", "rest of the handler"),
 ];
 
+/// Parts of a request, which add up to its time, and what they are called in a legend.
+pub const REQUEST_PARTS: &[(&str, &str)] = &[
+    ("spun", "waits while the worker spins for others' pages"),
+    ("unspun", "other waits for the worker"),
+    ("run", "runs"),
+    ("page", "waits for its own pages"),
+    ("other", "waits for something else"),
+    ("reply", "reply"),
+];
+
+/// The percentiles at which requests are taken apart.
+pub const SHARES: [f64; 4] = [0.1, 0.5, 0.99, 0.999];
+
 impl Value {
     /// Its unit.
     #[must_use]
@@ -249,7 +269,9 @@ impl Value {
             | Value::Mean
             | Value::Delegation
             | Value::FaultPart(_)
-            | Value::FaultParts => "ns",
+            | Value::FaultParts
+            | Value::RequestPart(..)
+            | Value::RequestParts => "ns",
             Value::Seconds | Value::Recovery => "s",
         }
     }
@@ -312,6 +334,8 @@ impl Value {
             Value::Delegations => "delegations a second".into(),
             Value::FaultPart(part) => format!("mean time of a fetch, {part}"),
             Value::FaultParts => "mean time of a fetch".into(),
+            Value::RequestPart(part, share) => format!("mean time of requests around P{}, {part}", share * 100.0),
+            Value::RequestParts => "mean time of requests by part".into(),
         }
     }
 }

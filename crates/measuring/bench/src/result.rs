@@ -251,6 +251,32 @@ pub struct Round {
     pub outcome: Option<Outcome>,
     /// Farshore's own counters at the end, as `--stats` writes them.
     pub stats: Option<serde_json::Value>,
+    /// What the time of the requests went to that came in the measured time, by the server's own clock; `None` where that was not asked for.
+    pub requests: Option<Requests>,
+}
+
+/// What the time of requests went to.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Requests {
+    /// Requests that were recorded.
+    pub recorded: u64,
+    /// Requests whose records may have been dropped, for want of room.
+    pub dropped: u64,
+    /// Those around some percentiles of the time that requests took.
+    pub around: Vec<RequestsAround>,
+}
+
+/// Requests around a percentile.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequestsAround {
+    /// The percentile, as a share: 0.999.
+    pub share: f64,
+    /// How many they are.
+    pub requests: u64,
+    /// Their means: `total_ns`, its parts, and others, named as in the file of `farshore-serve --breakdown`.
+    pub means: BTreeMap<String, f64>,
 }
 
 /// What a target counts.

@@ -43,6 +43,8 @@ pub struct Served {
     pub warmup: Duration,
     /// Where the generator writes its result.
     pub told: PathBuf,
+    /// Where the server writes what the time of requests went to, and how many seconds count: the last ones in which requests came.
+    pub breakdown: Option<(PathBuf, f64)>,
     /// The generator's cores; empty: any.
     pub cores: Vec<usize>,
 }
@@ -61,6 +63,17 @@ impl Served {
         let mut command = Command::new(&self.generator);
         command.args(["open", self.service, address]).args(options);
         cores::on(&self.cores, || Child::start(command, Output::Hash))
+    }
+
+    /// What the server recorded, into the round.
+    fn take_breakdown(&self, round: &mut Round) {
+        let Some((path, seconds)) = &self.breakdown else { return };
+        match std::fs::read_to_string(path).map_err(|error| error.to_string()).and_then(|text| told::requests(&text, *seconds)) {
+            Ok(requests) => round.requests = Some(requests),
+            Err(why) if round.wrong.is_empty() => round.wrong.push(format!("what the time of requests went to: {why}")),
+            Err(_) => {}
+        }
+        let _ = std::fs::remove_file(path);
     }
 
     fn serve(&self, target: &dyn Target) -> Result<Child, String> {
@@ -156,6 +169,7 @@ pub(super) fn run(
         round.wrong.push("the server ended before it was asked to".into());
     }
     served.take(asked, round);
+    served.take_breakdown(round);
     counted.tell(round);
     Ok(())
 }

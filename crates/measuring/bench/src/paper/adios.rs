@@ -3,10 +3,12 @@
 //! | module | figures |
 //! |---|---|
 //! | `array` | an array with random indices: latency over load, throughput over local memory, who sends replies |
+//! | `breakdown` | what a request's time goes to |
 //! | `stores` | memcached, and an ordered store with scans; which worker gets a request |
 //! | `databases` | TPC-C, and the nearest vectors |
 
 mod array;
+mod breakdown;
 mod databases;
 mod stores;
 
@@ -18,6 +20,7 @@ const ADIOS: Paper = Paper { name: "Adios", title: "Adios to Busy-Waiting for Mi
 /// All of them.
 pub const FIGURES: &[&Figure] = &[
     &array::SEVEN,
+    &breakdown::SEVEN_C,
     &array::EIGHT,
     &array::NINE,
     &stores::TEN,

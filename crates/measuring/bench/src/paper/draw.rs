@@ -1,5 +1,6 @@
 //! The plots of a figure: ours and the baseline's as filled marks with intervals, the paper's numbers as hollow ones, the ideal line dashed.
 
+use super::parts;
 use super::series::{self, Series};
 use super::{Figure as Shown, Panel, Plot, Value};
 use crate::report::axis::{Axis, Scale};
@@ -17,6 +18,7 @@ pub fn panel(results: &Results, figure: &Shown, panel: &Panel) -> Vec<Attempt> {
     let experiments = series::experiments(results, figure, panel.key);
     let attempts = panel.plots.iter().flat_map(|plot| match plot.value {
         Value::Timeline => over_time(results, &experiments, plot),
+        Value::RequestParts => parts::figures(KIND, plot.title, &experiments),
         _ => vec![over_points(results, &experiments, panel, plot)],
     });
     attempts.zip(std::iter::repeat(panel.title)).map(|(attempt, title)| attempt.map_err(|why| (title.to_string(), why))).collect()

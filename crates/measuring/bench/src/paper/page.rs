@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::judge::{self, Judged};
 use super::series::{self, Point, Series};
-use super::{Figure, Panel, Plot, Value, draw, model};
+use super::{Figure, Panel, Plot, Value, draw, model, parts};
 use crate::report::page::{STYLE, shown};
 use crate::report::{palette, tables, text};
 use crate::result::{Experiment, Results, Round, TargetResult};
@@ -151,7 +151,13 @@ fn section(results: &Results, figure: &Figure, panel: &Panel) -> Markup {
             }
             @for words in complaints(&experiments) { p.note { (words) } }
             div.plots { @for attempt in draw::panel(results, figure, panel) { (shown(&attempt)) } }
-            @for plot in panel.plots { @if plot.value != Value::Timeline { (points(results, &experiments, panel, plot)) } }
+            @for plot in panel.plots {
+                @match plot.value {
+                    Value::Timeline => {}
+                    Value::RequestParts => { (parts::table(&experiments)) }
+                    _ => { (points(results, &experiments, panel, plot)) }
+                }
+            }
             @if figure.is_modelled() { (times(&experiments, panel)) } @else { (processors(&experiments, panel, results.machine.cpus)) }
             @for experiment in &experiments {
                 details { summary { (at(experiment, panel)) ": each round" } (tables::targets(experiment)) (tables::rounds(experiment)) }

@@ -174,8 +174,31 @@ fn of_round(round: &Round, value: Value) -> Option<f64> {
             (round.wall_seconds > 0.0).then(|| counted("delegations").map(|count| count / round.wall_seconds)).flatten()
         }
         Value::FaultPart(part) => fault_part(round, part),
-        Value::FaultParts | Value::Timeline => None,
+        Value::RequestPart(part, share) => request_part(round, part, share),
+        Value::FaultParts | Value::RequestParts | Value::Timeline => None,
     }
+}
+
+/// Mean time of a part of the requests around a percentile, in ns; `requests` is how many they are.
+pub(super) fn request_part(round: &Round, part: &str, share: f64) -> Option<f64> {
+    let around = round.requests.as_ref()?.around.iter().find(|around| (around.share - share).abs() < 1e-9)?;
+    let mean = |name: &str| around.means.get(name).copied().unwrap_or(0.0);
+    // All in which a worker could have run it and did something else.
+    let queue = || ["socket_ns", "queue_ns", "again_ns", "gave_way_ns"].into_iter().map(mean).sum::<f64>();
+    Some(match part {
+        "all" => mean("total_ns"),
+        "queue" => queue(),
+        "spun" => mean("spun_ns"),
+        "unspun" => (queue() - mean("spun_ns")).max(0.0),
+        "but-page" => mean("total_ns") - mean("page_ns"),
+        "run" => mean("run_ns"),
+        "page" => mean("page_ns"),
+        "other" => mean("other_ns"),
+        "reply" => mean("reply_ns"),
+        "pages" => mean("pages"),
+        "requests" => float(around.requests),
+        _ => return None,
+    })
 }
 
 /// Mean time of a part of a fetch, in ns. The parts inside the handler are Farshore's, of fetches that waited for nothing but their read; all is what the program
@@ -423,6 +446,25 @@ mod tests {
         );
         round.stats = Some(serde_json::json!({"fetch_parts": {"measured": 0, "read_ns": 0}}));
         assert_eq!(number(&round, "read"), None, "nothing was measured");
+    }
+
+    #[test]
+    fn a_request_has_parts_at_percentiles() {
+        let names = ["total_ns", "socket_ns", "queue_ns", "run_ns", "page_ns", "again_ns", "gave_way_ns", "reply_ns", "spun_ns"];
+        let means = names.into_iter().zip([100.0, 10.0, 20.0, 5.0, 40.0, 8.0, 7.0, 10.0, 30.0]);
+        let means = means.map(|(name, ns)| (name.to_string(), ns)).collect();
+        let around = vec![crate::result::RequestsAround { share: 0.99, requests: 12, means }];
+        let requests = Some(crate::result::Requests { recorded: 1200, dropped: 0, around });
+        let round = Round { requests, ..round(1, 40, 2.0) };
+        let number = |part| of_round(&round, Value::RequestPart(part, 0.99));
+        assert_eq!(
+            (number("all"), number("queue"), number("spun"), number("unspun")),
+            (Some(100.0), Some(45.0), Some(30.0), Some(15.0))
+        );
+        assert_eq!((number("page"), number("but-page"), number("requests")), (Some(40.0), Some(60.0), Some(12.0)));
+        let sum: f64 = super::super::REQUEST_PARTS.iter().filter_map(|(part, _)| number(part)).sum();
+        assert_eq!((Some(sum), number("another")), (number("all"), None));
+        assert_eq!(of_round(&round, Value::RequestPart("all", 0.5)), None);
     }
 
     #[test]

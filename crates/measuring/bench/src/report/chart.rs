@@ -41,6 +41,13 @@ pub enum Layer {
     Spans(Vec<(f64, f64, f64)>),
     /// A horizontal bar at each y, from the left edge: (y, to).
     Bars(Vec<(f64, f64)>),
+    /// A part of a horizontal bar at each y: (y, from, to); with slashes or without.
+    Parts {
+        /// Where.
+        spans: Vec<(f64, f64, f64)>,
+        /// With slashes.
+        slashed: bool,
+    },
 }
 
 /// A line across the plot.
@@ -249,6 +256,35 @@ impl Chart {
                     plane
                         .draw_series([Rectangle::new([(self.x.range.0, y - 0.34), (to, y + 0.34)], colour.mix(0.22).filled())])?;
                 }
+            }
+            Layer::Parts { spans, slashed } => {
+                for (y, from, to) in spans {
+                    if let (Some((from, y)), Some((to, _))) = (self.place((*from, *y)), self.place((*to, *y))) {
+                        self.part(plane, (y, from, to), *slashed, colour)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A part of a bar.
+    fn part(&self, plane: &Plane, (y, from, to): (f64, f64, f64), slashed: bool, colour: RGBColor) -> Drawn {
+        const HALF: f64 = 0.34;
+        /// Slashes over the whole width, if there were no end.
+        const SLASHES: f64 = 70.0;
+        let fill = colour.mix(if slashed { 0.3 } else { 0.8 }).filled();
+        let area = plane.plotting_area();
+        area.draw(&Rectangle::new([(from, y - HALF), (to, y + HALF)], fill))?;
+        if slashed {
+            let step = (self.x.range.1 - self.x.range.0) / SLASHES;
+            let mut at = from;
+            while at < to {
+                // One that would leave the part ends at its edge.
+                let end = (at + step).min(to);
+                let up = 2.0 * HALF * (end - at) / step;
+                area.draw(&PathElement::new(vec![(at, y - HALF), (end, y - HALF + up)], colour.stroke_width(RANGE)))?;
+                at += step;
             }
         }
         Ok(())

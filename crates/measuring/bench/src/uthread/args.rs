@@ -131,6 +131,9 @@ pub struct UthreadArgs {
     /// Unithreads of the server: the most requests that it has under way
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub unithreads: u32,
+    /// Have the server record what the time of requests over UDP goes to; rounds in --json tell it for four percentiles
+    #[arg(long)]
+    pub breakdown: bool,
     /// Cores for the server's workers; the generator gets the others. 0: nothing is bound
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cores: u16,

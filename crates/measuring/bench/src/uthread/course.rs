@@ -10,7 +10,7 @@ use farshore_config::SwapSpec;
 use farshore_load::rates::{Goal, Rates};
 use farshore_load::size::Bytes;
 
-use super::args::{Mode, Modes, Percent, Phase, UthreadArgs, Wait, What};
+use super::args::{Mode, Modes, Percent, Phase, Transport, UthreadArgs, Wait, What};
 use super::cores::Split;
 use super::service::{Comparison, Load, Setting};
 use crate::args::BenchArgs;
@@ -88,6 +88,9 @@ impl Course {
             return Err(
                 "--phases latency or floor without throughput: say by --rate how many requests a second there shall be".into()
             );
+        }
+        if arguments.breakdown && arguments.transport != Transport::Udp {
+            return Err("--breakdown is for requests over UDP: leave --transport tcp out".into());
         }
         let setting = Setting::new(arguments, serve, Split::new(arguments.cores.into())?);
         if setting.items() == 0 {

@@ -64,6 +64,8 @@ pub struct Setting {
     pub outstanding: u32,
     /// Seconds of load before it counts.
     pub warmup: f64,
+    /// Servers of ours record what the time of requests goes to.
+    pub breakdown: bool,
     /// Who has which cores.
     pub split: Split,
 }
@@ -109,6 +111,7 @@ impl Setting {
             unithreads: arguments.unithreads,
             outstanding: arguments.outstanding,
             warmup: arguments.warmup,
+            breakdown: arguments.breakdown,
             split,
         }
     }
@@ -247,9 +250,14 @@ impl Comparison {
         options.push(format!("--seconds={}", short(self.seconds)));
         options.push(format!("--json={}", told.display()));
         let mode = self.modes.get(index);
+        let recorded = mode.filter(|mode| setting.breakdown && !mode.wait.is_memcached());
+        let breakdown = recorded.map(|_| directory.join("requests.csv"));
+        let mut server = mode.map(|mode| setting.server(*mode)).unwrap_or_default();
+        server.extend(breakdown.iter().map(|path| OsString::from(format!("--breakdown={}", path.display()))));
         let memcached = || Memcached { ports: directory.join("ports"), cores: setting.split.server.clone() };
         Served {
-            server: mode.map(|mode| setting.server(*mode)).unwrap_or_default(),
+            server,
+            breakdown: breakdown.map(|path| (path, short(self.seconds))),
             memcached: mode.is_some_and(|mode| mode.wait.is_memcached()).then(memcached),
             search: matches!(load, Load::Search(..)),
             generator: generator.to_path_buf(),
@@ -281,6 +289,7 @@ pub(super) mod tests {
             unithreads: 1024,
             outstanding: 256,
             warmup: 2.0,
+            breakdown: false,
             split: Split { server: vec![0], generator: vec![1] },
         }
     }
@@ -316,6 +325,18 @@ pub(super) mod tests {
         assert_eq!((served(0).fill, served(0).cores), (None, vec![1]));
         let words = served(0).words();
         assert!(has(&words, "farshore-serve") && has(&words, "udp:ADDRESS") && has(&words, "--closed=256"), "{words:?}");
+    }
+
+    #[test]
+    fn a_server_records_where_that_is_asked_for() {
+        let mut array = comparison(What::Array, Load::Open(1000.0));
+        let served = |array: &Comparison, index| array.program(Path::new("load"), Path::new("/d"), 1, index);
+        assert!(served(&array, 0).breakdown.is_none());
+        array.setting.breakdown = true;
+        let recorded = served(&array, 5);
+        assert!(has(&recorded.server, "--breakdown=/d/requests.csv"), "{:?}", recorded.server);
+        assert_eq!(recorded.breakdown, Some(("/d/requests.csv".into(), 5.0)));
+        assert!(served(&array, 3).breakdown.is_none(), "memcached records nothing");
     }
 
     #[test]

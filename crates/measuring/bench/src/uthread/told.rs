@@ -2,7 +2,11 @@
 
 use farshore_load::outcome::{Histogram, Outcome};
 use farshore_load::rates::Limit;
+use farshore_uthread::record::Breakdown;
 use serde::Deserialize;
+
+use crate::paper::SHARES;
+use crate::result::{Requests, RequestsAround};
 
 /// How long the generator waits for an answer, in ns. In the percentiles a request without an answer took that long: they must not get better by
 /// answers that never came.
@@ -104,6 +108,23 @@ pub fn searched(json: &str) -> Result<Outcome, String> {
         all.generator_late.clone_from(&all.rate_limit);
     }
     Ok(all)
+}
+
+/// Reads what `farshore-serve --breakdown` has written: of the requests that came in the last `seconds`, those around some percentiles.
+///
+/// # Errors
+/// It is something else, or no request was recorded: one line.
+pub fn requests(text: &str, seconds: f64) -> Result<Requests, String> {
+    let breakdown = Breakdown::from_csv(text).ok_or("the server's records cannot be read")?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds")]
+    let breakdown = breakdown.last((seconds * 1e9) as u64);
+    let around = |share: f64| {
+        let around = breakdown.around(share)?;
+        let means = around.means.into_iter().map(|(name, mean)| (name.to_string(), mean)).collect();
+        Some(RequestsAround { share, requests: around.requests, means })
+    };
+    let around = SHARES.iter().map(|share| around(*share)).collect::<Option<_>>().ok_or("the server has recorded no request")?;
+    Ok(Requests { recorded: breakdown.records.len() as u64, dropped: breakdown.dropped, around })
 }
 
 fn read<T: for<'a> Deserialize<'a>>(json: &str) -> Result<T, String> {
@@ -219,6 +240,22 @@ mod tests {
         let wrong = search("5", Limit::Ended, &[true]).replace("\"wrong\": []", "\"wrong\": [\"damaged values: 1\"]");
         assert!(searched(&wrong).is_ok_and(|found| found.wrong == ["damaged values: 1"]));
         assert!(searched(SAMPLE).is_err());
+    }
+
+    #[test]
+    fn records_of_the_last_seconds_are_read() {
+        use farshore_uthread::record::Record;
+        let record = |number: u64| Record { arrived: number * 1_000_000, total: number, run: number, ..Record::default() };
+        let text = Breakdown { records: (1..=1000).map(record).collect(), dropped: 7 }.to_csv();
+        let told = requests(&text, 0.5).unwrap();
+        assert_eq!((told.recorded, told.dropped), (501, 0));
+        let means: Vec<f64> = told.around.iter().map(|around| around.means["total_ns"]).collect();
+        assert!((means[1] - 750.0).abs() < 2.0 && (means[3] - 1000.0).abs() < 1.0, "{means:?}");
+        assert_eq!(told.around.iter().map(|around| around.share).collect::<Vec<_>>(), SHARES);
+        assert_eq!(requests(&text, 5.0).unwrap().dropped, 7);
+        for wrong in [String::new(), "x".into(), Breakdown::default().to_csv()] {
+            assert!(requests(&wrong, 1.0).is_err_and(|why| why.lines().count() == 1), "{wrong}");
+        }
     }
 
     #[test]
