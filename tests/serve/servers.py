@@ -52,7 +52,7 @@ class Server:
             self.process.send_signal(self.ends_by)
             errors = self.process.stderr.read()
             expect(self.process.wait(ANSWER_SECONDS) == 0, f"status {self.process.returncode}: {errors[-300:]}")
-            told = re.fullmatch(rb"end: \d+ datagrams(; [^\n]+)*\n", errors)
+            told = re.fullmatch(rb"end: \d+ datagrams(; [^\n]+)*\n(breakdown: \d+ requests(; [^\n]+)?\n)?", errors)
             expect(self.prefix or told, f"it said {errors[-300:]}")
         else:
             self.process.kill()

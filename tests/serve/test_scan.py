@@ -4,6 +4,7 @@ The load is farshore-load's, which is beside farshore-serve and checks every ans
 ports that the kernel chooses.
 """
 
+import csv
 import json
 import os
 import random
@@ -186,6 +187,29 @@ def test_slices():
             got = [u.recvfrom(100)[0] for _ in range(2)]
             expect(sorted(got) == [answer(1, range(ITEMS)), answer(2, range(5, 6))], "an answer is wrong")
             expect(got[0][0] == first, f"--wait {wait} --slice {how}: {got[0][0]} came first")
+
+
+def test_breakdown():
+    """Of each request that was answered a line says what its time went to, and the parts add up; of too many the last ones are kept."""
+    parts = ("socket_ns", "queue_ns", "run_ns", "page_ns", "other_ns", "again_ns", "gave_way_ns", "reply_ns")
+    for wait, kept in (("busy", 1 << 20), ("yield", 100)):
+        with tempfile.TemporaryDirectory() as place:
+            path = os.path.join(place, "requests.csv")
+            options = ("--items", "3000", "--wait", wait, "--slice", "5us", "--breakdown", path, "--breakdown-records", str(kept))
+            with Server("scan", *options) as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+                u.settimeout(ANSWER_SECONDS)
+                for number in range(300):
+                    u.sendto(request(number, SCAN, number, 100), server.udp)
+                    expect(u.recvfrom(100)[0] == answer(number, range(number, number + 100)), "an answer is wrong")
+                u.sendto(b"nonsense", server.udp)
+            with open(path, encoding="ascii") as file:
+                expect(file.readline() == f"# dropped {max(0, 300 - kept)}\n", "how many were dropped")
+                rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+            expect(len(rows) == min(300, kept), f"{len(rows)} rows")
+            for row in rows:
+                waits = row["socket_ns"] + row["queue_ns"] + row["again_ns"] + row["gave_way_ns"]
+                expect(sum(row[part] for part in parts) == row["total_ns"] and row["run_ns"] > 0 and row["spun_ns"] <= waits, row)
+            expect([row["arrived_ns"] for row in rows] == sorted(row["arrived_ns"] for row in rows), "one came after the other")
 
 
 def test_ends():
