@@ -87,8 +87,14 @@ pub struct Granule {
     pub huge: Huge,
     /// In which order the program says that it uses a part of the granule.
     pub ordered: Ordered,
+    /// When the granule became the newest of its list, in the engine's `evict::partition` time.
+    pub newest_at: AtomicU32,
+    /// Which of a partition's hands has found pages of the granule that left (the engine's `evict::hands`); a hint.
+    pub found_by: AtomicU8,
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
-    pub next: AtomicU64,
+    pub next: AtomicU32,
+    /// The one before it, once an evictor has linked the granule into the ring.
+    pub previous: AtomicU32,
 }
 
 #[repr(C, align(4096))]
@@ -117,6 +123,8 @@ const FIRST_GRANULES: usize = {
     if room < LEAF_GRANULES { room } else { LEAF_GRANULES }
 };
 const _: () = assert!(LEAF_GRANULES.is_power_of_two() && LEAF_GRANULES <= 1 << 16);
+// A link is 32 bits.
+const _: () = assert!(LEAVES * LEAF_GRANULES < 1 << 32);
 
 /// The table of page words of one address space.
 pub struct PageTable {

@@ -32,6 +32,12 @@ pub enum Count {
     Evicted,
     /// Of them, pages that needed no write.
     EvictedClean,
+    /// Pages evicted that a backward hand has found.
+    EvictedBackward,
+    /// Pages that came back of those that a forward hand has found, …
+    BackForward,
+    /// … or a backward one.
+    BackBackward,
     /// Batches.
     Batches,
     /// Evictions on a thread that is not an evictor. Stays 0 (rule 1).

@@ -40,7 +40,7 @@ pub enum BuiltIn {
     /// while, and a page that comes back has proved its use (Flexible Swapping §3 calls such a page hot). A page that comes back
     /// again is left alone for longer, and so is one that is read again soon after it has left.
     SecondChance,
-    /// First in, first out: like `SecondChance` without the chance.
+    /// First in, first out: granules in the order in which they came, the pages of each in the order of their addresses.
     Fifo,
 }
 
@@ -130,6 +130,10 @@ impl Policy for Chosen {
         }
     }
 
+    fn takes_newer_first(&self) -> bool {
+        self.evict() != BuiltIn::Fifo
+    }
+
     fn keep(&self, Return { distance, frames }: Return) -> u16 {
         let pages = distance.saturating_add(frames);
         if self.evict() == BuiltIn::Fifo || frames == 0 || pages / frames >= LOOP_MEMORIES {
@@ -188,7 +192,7 @@ mod tests {
             };
             assert_eq!(chosen.evict(), policy);
             assert_eq!(chosen.verdict(Page(1), Word::UNTOUCHED), verdict);
-            assert_eq!(chosen.keep(back) > 0, keeps);
+            assert_eq!((chosen.keep(back) > 0, chosen.takes_newer_first()), (keeps, keeps));
         }
         for prefetcher in prefetch::BuiltIn::ALL {
             chosen.choose_prefetch(prefetcher);

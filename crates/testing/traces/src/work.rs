@@ -43,6 +43,7 @@ pub fn all(scale: u32) -> Vec<Trace> {
         tree(scale),
         sort(scale),
         grid(scale),
+        map_reduce(scale),
     ]
 }
 
@@ -203,6 +204,34 @@ fn phases(scale: u32) -> Trace {
         (0..pages).for_each(|page| pen.touch(page, 2));
     }
     pen.end("phases", 0..0)
+}
+
+/// Map over an input that was made before, whose pairs are appended to 64 buckets, and reduce over one bucket after the other (Metis' shape, as the workload `phase`
+/// of `farshore-load`). The input is not wanted again.
+fn map_reduce(scale: u32) -> Trace {
+    const BUCKETS: u32 = 64;
+    /// Parts of a page that are appended at a time.
+    const PARTS: u32 = 16;
+    let (mut pen, mut rng) = (Pen::new(), Rng::new(9));
+    let (input, output) = (8192 / scale, 8192 / scale);
+    // Some buckets get more than others, up to twice their share.
+    let most = output / BUCKETS * 2 * PARTS;
+    let page = |bucket: u32, part: u32| input + bucket * (most / PARTS) + part / PARTS;
+    (0..input).for_each(|n| pen.touch(n, 0));
+    let mut parts = [0; BUCKETS as usize];
+    for n in 0..input {
+        for _ in 0..PARTS {
+            pen.touch(n, 1);
+            let bucket = rng.below(u64::from(BUCKETS)) as u32;
+            let part = &mut parts[bucket as usize];
+            pen.touch(page(bucket, (*part).min(most - 1)), 2);
+            *part += 1;
+        }
+    }
+    for (bucket, &part) in (0..).zip(&parts) {
+        (0..part.min(most).div_ceil(PARTS)).for_each(|n| pen.touch(page(bucket, n * PARTS), 3));
+    }
+    pen.end("map-reduce", 0..0)
 }
 
 /// A store of keys and values: the n-th most popular page is asked for in proportion to 1 / n.

@@ -195,6 +195,27 @@ fn pages_that_come_back_soon_stay() {
     assert!(chances * 100 < fifo * 93, "{chances} pages read, {fifo} first in, first out");
 }
 
+/// New memory takes the place of what came first, and pages that come back the place of newer ones. So of a map-reduce whose input may leave nothing is read back, where first in, first out over a
+/// loop reads each page in each round, and the engine the least of both.
+#[test]
+fn what_is_done_with_leaves_and_a_loop_does_not_push_itself_out() {
+    let traces = work::all(2);
+    let map_reduce = traces.iter().find(|trace| trace.name == "map-reduce").unwrap();
+    let limit = map_reduce.touched() * 3 / 4;
+    let read = |trace: &Trace, limit, policy| engine::reads(trace, limit, policy, prefetch::BuiltIn::None).pages;
+    assert_eq!(optimum::reads(map_reduce, limit), 0);
+    assert_eq!(read(map_reduce, limit, BuiltIn::SecondChance), 0);
+    assert!(reads(&mut *model("LRU", map_reduce, limit), map_reduce) > limit as u64 / 4, "it is no matter of course");
+    // A loop a little larger than memory, whose pages were touched first in the same order.
+    let pages = 4096_u32;
+    let round = trace(&(0..20 * pages).map(|n| n % pages).collect::<Vec<u32>>());
+    let limit = pages as usize * 7 / 8;
+    let (ours, fifo) = (read(&round, limit, BuiltIn::SecondChance), read(&round, limit, BuiltIn::Fifo));
+    let best = optimum::reads(&round, limit);
+    assert_eq!(fifo, 19 * u64::from(pages));
+    assert!(ours < best * 3, "{ours} pages read, {best} at best, {fifo} first in, first out");
+}
+
 /// What a policy knows of the future is of use: evictors that it tells come nearer to the optimum in each workload.
 #[test]
 fn a_policy_that_knows_the_future_helps_the_engine() {

@@ -49,6 +49,10 @@ pub trait Policy: Sync {
     fn verdict(&self, page: Page, word: Word) -> Verdict;
     /// How many chances a page gets that became resident like this, at most [`crate::word::CHANCES_MAX`].
     fn chances(&self, came: Came) -> u8;
+    /// Whether evictors may take newer pages before older ones, where that is better (`evict::hands`).
+    fn takes_newer_first(&self) -> bool {
+        true
+    }
     /// A program that goes through pages in order has brought some back: which share of such a loop fits into all of memory, in 65,536ths; 0: no part of the loop should stay
     /// (`evict::loops`).
     fn keep(&self, _returned: Return) -> u16 {

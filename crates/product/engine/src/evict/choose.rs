@@ -2,19 +2,20 @@
 //!
 //! 1. Pages that are wished to leave ([`crate::wishes`]), whether frames are short or not.
 //! 2. When frames are short, pages that a policy expects to be used late ([`crate::expected`]).
-//! 3. Pages that the hands come by ([`super::partition`]). They pass over granules of a loop that stay ([`super::loops`]), pages that are wished
+//! 3. Pages that a hand comes by ([`super::partition`]), in turn one of two ([`super::hands`]). They pass over granules of a loop that stay ([`super::loops`]), pages that are wished
 //!    to stay, and pages that are expected soon.
 //!
 //! Whatever the hands pass over leaves as any other page where nothing else is found. So nobody's wish or estimate stops a batch: what is
 //! spent on passing pages over is bounded, by [`GRANULES_A_BATCH`] and [`WALKS_OVER_SOON`].
 
+use super::partition::{Hand, time};
 use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES};
 use super::select::Which;
 use crate::expected::Marks;
 use crate::wishes::{Bits, NO_PAGES};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::GranuleId;
-use farshore_core::seams::{Clock, World};
+use farshore_core::seams::{Clock, Policy, World};
 
 /// Granules that one walk looks at, at most.
 const GRANULES_A_BATCH: usize = 64;
@@ -59,12 +60,16 @@ impl<W: World> Evictor<'_, W> {
         }
         // A batch of a few pages costs as many flushes of the TLB as a full one.
         if self.victims.len() < room.div_ceil(2) {
+            let engine = self.engine;
+            let with =
+                if engine.policy.takes_newer_first() { engine.evictors.hands.next(&mut self.credit) } else { Hand::Forward };
+            self.with = with;
             let mut walks = if keeping { WALKS_OVER_SOON } else { 0 };
-            while walks > 0 && self.select_around(room, dirty_max, true) {
+            while walks > 0 && self.select_around(with, room, dirty_max, true) {
                 walks -= 1;
             }
             if self.victims.is_empty() {
-                self.select_around(room, dirty_max, false);
+                self.select_around(with, room, dirty_max, false);
             }
         }
         self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
@@ -97,18 +102,19 @@ impl<W: World> Evictor<'_, W> {
         }
     }
 
-    /// Goes round the partitions until one has victims: from the one whose hand is behind; partitions that this evictor looks after
+    /// Goes round the partitions, with this one of their hands, until one has victims: from the one whose hands are behind; partitions that this evictor looks after
     /// come before others' (MAGE §4.2.2, ScaleSwap §4.6). `keeping`: what is to be passed over is. Returns whether that is why it
     /// has found none in a partition: pages there are expected soon.
-    fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) -> bool {
+    fn select_around(&mut self, with: Hand, room: usize, dirty_max: usize, keeping: bool) -> bool {
         let (engine, first) = (self.engine, self.victims.len());
         // Evictors that are awake share the partitions of those on standby.
         let (place, awake) = engine.evictors.pace.place_of(self.id);
         let partitions = engine.evictors.lists.all();
-        let foremost = self.turns.order(partitions, |at| at % awake == place);
+        let now = time(engine.clock.now_ns());
+        let foremost = self.turns.order(partitions, with, now, |at| at % awake == place);
         for nth in 0..partitions.len() {
             let at = self.turns.at(nth);
-            let Some(walk) = partitions[at].walk(&engine.table, foremost) else { continue };
+            let Some(walk) = partitions[at].walk(&engine.table, with, now, foremost) else { continue };
             let mut passed_soon = false;
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
@@ -120,7 +126,11 @@ impl<W: World> Evictor<'_, W> {
                 }
                 let stay = if keeping { self.staying(g.id) } else { NO_PAGES };
                 let marks = if keeping { engine.expected.of(g.id) } else { Marks::NONE };
+                let before = self.victims.len();
                 let look = engine.select(&g, from, room, dirty_max, Which::AllBut { stay, marks }, &mut self.victims);
+                if self.victims.len() > before {
+                    engine.evictors.hands.note_found(g.granule, with);
+                }
                 passed_soon |= look.passed_soon;
                 if look.next < GRANULE_PAGES {
                     walk.stay_at(look.next);

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`pace`] | which evictors are awake, and how hard evictors work; [`control`] decides it |
 //! | [`partition`] | the lists that evictors take victims from |
+//! | `hands` | from which end of a list |
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |
 //! | `refaults` | when pages left, for those that come back soon |
@@ -14,6 +15,7 @@
 //! | `obstacles` | why no page leaves |
 mod choose;
 pub mod control;
+mod hands;
 pub(crate) mod headroom;
 pub(crate) mod loops;
 mod obstacles;
@@ -31,6 +33,7 @@ use core::sync::atomic::Ordering;
 use farshore_core::seams::World;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::wait::Event;
+use hands::Hands;
 use loops::Loops;
 use obstacles::Obstacles;
 use pace::Control;
@@ -43,6 +46,7 @@ use stage::Stages;
 pub(crate) struct Evictors {
     pub(crate) pace: Control,
     pub(crate) lists: Partitions,
+    hands: Hands,
     pub(crate) stages: Stages,
     pub(crate) loops: Loops,
     pub(crate) refaults: Refaults,
@@ -59,6 +63,7 @@ impl Evictors {
         Evictors {
             pace,
             lists: Partitions::new(lists),
+            hands: Hands::default(),
             stages,
             loops: Loops::default(),
             refaults,

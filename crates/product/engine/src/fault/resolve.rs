@@ -490,7 +490,10 @@ impl<W: World> Engine<W> {
         let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
         fault.chances = chances;
         match self.unstage(fault.page, at, was, fault.access, chances, fault.core) {
-            Ok(()) => self.done(fault, FaultKind::Rescue),
+            Ok(()) => {
+                self.note_back(at.granule, fault.core, 1);
+                self.done(fault, FaultKind::Rescue)
+            }
             Err(why) => self.not_mapped(fault, at, was, why),
         }
     }
@@ -549,6 +552,7 @@ impl<W: World> Engine<W> {
         }
         self.part_ended(fault);
         self.stats.add(fault.core, Count::PagesIn, 1);
+        self.note_back(at.granule, fault.core, 1);
         let guessed = fault.access == Access::Read && guess_write(at.granule, fault.page, slot);
         let dirty = guessed || fault.access == Access::Write;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };

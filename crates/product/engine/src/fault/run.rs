@@ -156,6 +156,7 @@ impl<W: World> Engine<W> {
         }
         self.stats.add(core, Count::PagesIn, mapped);
         self.stats.add(core, Count::Prefetched, mapped);
+        self.note_back(granule, core, mapped);
     }
 
     /// One call of the kernel: returns how many of the pages are mapped, and released, now.
