@@ -10,6 +10,9 @@ use std::str::FromStr;
 
 const VALID: &str = "write delay:TIME[,rate=SIZE][,size=SIZE], such as delay:10us or delay:10us,rate=100M";
 
+/// The least rate, a second.
+pub const RATE_LEAST: Size = Size::mib(1);
+
 /// How late, how fast and how large a space in RAM is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Delay {
@@ -60,7 +63,7 @@ impl FromStr for Delay {
             }
         }
         match delay.rate {
-            Some(Size(0)) => Err(wrong("with a rate of 0 no page would ever come")),
+            Some(rate) if rate < RATE_LEAST => Err(wrong("with a rate below 1M a second, faults would wait for seconds")),
             _ => Ok(delay),
         }
     }
@@ -81,13 +84,14 @@ mod tests {
             assert_eq!(text.parse(), Ok(Delay { time: Time(10_000), rate, size }), "{text}");
             assert_eq!(text.parse::<Delay>().map(|delay| delay.to_string()), Ok(text.to_string()));
         }
-        assert_eq!("0ns,size=2M,rate=4K".parse::<Delay>().map(|delay| delay.to_string()), Ok("0ns,rate=4K,size=2M".into()));
+        assert_eq!("0ns,size=2M,rate=4M".parse::<Delay>().map(|delay| delay.to_string()), Ok("0ns,rate=4M,size=2M".into()));
     }
 
     #[test]
     fn what_makes_no_sense_is_refused_and_told() {
         for (text, part) in [
-            ("10us,rate=0", "no page would ever come"),
+            ("10us,rate=0", "below 1M"),
+            ("10us,rate=1023K", "below 1M"),
             ("10us,rate=1M,rate=2M", "twice"),
             ("10us,size=8M,", "rate=SIZE"),
             ("10us,depth=8", "rate=SIZE"),

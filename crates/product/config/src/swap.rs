@@ -398,7 +398,7 @@ mod tests {
             ("file:/x,size=lots", "\"lots\""),
             ("ram,size=", "empty"),
             ("delay:10", "no unit"),
-            ("delay:10us,rate=0", "no page would ever come"),
+            ("delay:10us,rate=0", "below 1M"),
             ("auto,size=4G", "ram:auto,size="),
         ] {
             let error = text.parse::<SwapSpec>().expect_err(text).to_string();

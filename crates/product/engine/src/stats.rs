@@ -32,8 +32,10 @@ pub enum Count {
     Evicted,
     /// Of them, pages that needed no write.
     EvictedClean,
-    /// Pages evicted that a backward hand has found.
-    EvictedBackward,
+    /// Pages evicted that a forward hand has found, …
+    FoundForward,
+    /// … or a backward one.
+    FoundBackward,
     /// Pages that came back of those that a forward hand has found, …
     BackForward,
     /// … or a backward one.

@@ -220,7 +220,9 @@ impl Policy for Plain {
 
 impl Clock for Plain {
     fn now_ns(&self) -> u64 {
-        1
+        // Lists go by age.
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
     }
 }
 

@@ -35,7 +35,7 @@ const LOOP_MEMORIES: u64 = 5;
 /// The built-in policies by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BuiltIn {
-    /// Evicts each page that the hand meets, except for pages that were rescued since it last came by: a rescue proves that the
+    /// Evicts each page that the hand meets, except for pages that were rescued since a hand last came by: a rescue proves that the
     /// page is used. Linux reads access bits for this. A process cannot read them, so a page is unmapped and kept in RAM for a
     /// while, and a page that comes back has proved its use (Flexible Swapping §3 calls such a page hot). A page that comes back
     /// again is left alone for longer, and so is one that is read again soon after it has left.

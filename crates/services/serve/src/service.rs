@@ -268,8 +268,9 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         eprintln!("{}", told(&receiving.counts()));
     }
     if let (Some(path), Some(mut file), Some(breakdown)) = (&options.breakdown, breakdown, handle.breakdown()) {
-        file.write_all(breakdown.to_csv().as_bytes()).map_err(|error| untold(path, &error))?;
+        let written = file.write_all(breakdown.to_csv().as_bytes()).map_err(|error| untold(path, &error));
         eprintln!("{}", told_of(&breakdown));
+        return ended.and(written);
     }
     ended
 }

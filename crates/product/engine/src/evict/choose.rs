@@ -28,12 +28,14 @@ impl<W: World> Evictor<'_, W> {
     pub(super) fn select_wished(&mut self, room: usize) {
         let engine = self.engine;
         self.victims.clear();
+        self.found = [0; 2];
         self.core = self.id;
         let dirty_max = self.dirty_allowed();
         for _ in 0..GRANULES_A_BATCH {
             let Some((granule, mut bits)) = engine.wishes.take_leaving() else { break };
             let Some(g) = engine.table.granule(granule) else { continue };
             let look = engine.select(&g, 0, room, dirty_max, Which::Wished(bits), &mut self.victims);
+            engine.evictors.hands.note_found(g.granule, None);
             if look.next < GRANULE_PAGES {
                 for (n, word) in bits.iter_mut().enumerate() {
                     let done = look.next.saturating_sub(n * 64).min(64);
@@ -52,6 +54,7 @@ impl<W: World> Evictor<'_, W> {
     /// Fills `self.victims` when frames are short. Dirty victims come first.
     pub(super) fn select_batch(&mut self, room: usize) {
         self.victims.clear();
+        self.found = [0; 2];
         let dirty_max = self.dirty_allowed();
         // Pages that could not leave last time look like victims again.
         let keeping = self.empty_batches == 0;
@@ -63,7 +66,6 @@ impl<W: World> Evictor<'_, W> {
             let engine = self.engine;
             let with =
                 if engine.policy.takes_newer_first() { engine.evictors.hands.next(&mut self.credit) } else { Hand::Forward };
-            self.with = with;
             let mut walks = if keeping { WALKS_OVER_SOON } else { 0 };
             while walks > 0 && self.select_around(with, room, dirty_max, true) {
                 walks -= 1;
@@ -88,6 +90,7 @@ impl<W: World> Evictor<'_, W> {
             let late = core::array::from_fn(|n| late[n] & !stay[n]);
             self.core = self.id;
             let look = engine.select(&g, 0, room, dirty_max, Which::Late(late), &mut self.victims);
+            engine.evictors.hands.note_found(g.granule, None);
             if look.next < GRANULE_PAGES {
                 engine.expected.put_late(granule);
             }
@@ -102,7 +105,7 @@ impl<W: World> Evictor<'_, W> {
         }
     }
 
-    /// Goes round the partitions, with this one of their hands, until one has victims: from the one whose hands are behind; partitions that this evictor looks after
+    /// Goes round the partitions, with this one of their hands, until one has victims: from the one whose oldest granule is the oldest, or whose hands are behind; partitions that this evictor looks after
     /// come before others' (MAGE §4.2.2, ScaleSwap §4.6). `keeping`: what is to be passed over is. Returns whether that is why it
     /// has found none in a partition: pages there are expected soon.
     fn select_around(&mut self, with: Hand, room: usize, dirty_max: usize, keeping: bool) -> bool {
@@ -129,7 +132,8 @@ impl<W: World> Evictor<'_, W> {
                 let before = self.victims.len();
                 let look = engine.select(&g, from, room, dirty_max, Which::AllBut { stay, marks }, &mut self.victims);
                 if self.victims.len() > before {
-                    engine.evictors.hands.note_found(g.granule, with);
+                    self.found[with as usize] += self.victims.len() - before;
+                    engine.evictors.hands.note_found(g.granule, Some(with));
                 }
                 passed_soon |= look.passed_soon;
                 if look.next < GRANULE_PAGES {

@@ -12,11 +12,13 @@
 //! among those that come.
 //!
 //! That is where it begins. Then each hand is judged by what becomes of the pages that it finds: the optimum takes those that are wanted last (Bélády), so a hand
-//! whose pages come back twice as often as the other's finds a quarter of the batches that it would. A granule remembers which hand has found pages of it last.
+//! whose pages come back twice as often as the other's finds a quarter of the batches that it would. A granule remembers which hand has found pages of it last,
+//! and all pages of it that come back count for that hand, whether a fault asked for them or not. Pages that a policy wishes away, or expects late, count for neither.
 
+use super::loops::UNIT;
 use super::partition::Hand;
 use crate::Engine;
-use crate::stats::{Count, Stats};
+use crate::stats::{Count, FaultKind, Stats};
 use core::sync::atomic::Ordering;
 use farshore_core::frames::Frames;
 use farshore_core::seams::World;
@@ -38,8 +40,8 @@ const DOUBT: u64 = 128;
 pub(super) struct Hands {
     /// How many batches of [`ALL`] the backward hand finds.
     backward: Padded<AtomicU32>,
-    /// Pages that had left when that was last judged.
-    judged_at: AtomicU64,
+    /// When that was last judged, in the time of [`super::loops`].
+    judged_at: AtomicU32,
     /// What the counters said then.
     seen: [AtomicU64; COUNTERS],
     /// Pages that the hands have found, …
@@ -48,7 +50,7 @@ pub(super) struct Hands {
     back: [AtomicU64; 2],
 }
 
-const COUNTERS: usize = 5;
+const COUNTERS: usize = 6;
 
 /// The share of the backward hand, when so many new pages come and so many come back, and of what each hand has found `often` comes back, in 256ths.
 fn judged(new: u64, back: u64, often: [u64; 2]) -> u64 {
@@ -56,7 +58,7 @@ fn judged(new: u64, back: u64, often: [u64; 2]) -> u64 {
     let weight = |causes: u64, other: u64| u128::from(causes + doubt) * u128::from(other * other);
     let forward = weight(new, often[Hand::Backward as usize]);
     let backward = weight(back, often[Hand::Forward as usize]);
-    (u128::from(ALL) * backward).checked_div(forward + backward).unwrap_or(0) as u64
+    ((u128::from(ALL) * backward).checked_div(forward + backward).unwrap_or(0) as u64).clamp(1, ALL - 1)
 }
 
 /// How often pages come back, in 256ths, of which little is known while few were `found`.
@@ -65,21 +67,22 @@ fn often(found: u64, back: u64, few: u64) -> u64 {
 }
 
 impl Hands {
-    /// Called by evictors after a batch, when `left` pages have left in all.
+    /// Called by evictors after a batch, at this time of [`super::loops`].
     #[inline]
-    pub(super) fn judge(&self, left: u64, stats: &Stats, frames: &Frames) {
+    pub(super) fn judge(&self, now: u32, stats: &Stats, frames: &Frames) {
         let at = self.judged_at.load(Ordering::Relaxed);
-        let window = (frames.limit() / JUDGED).max(1);
-        if left.wrapping_sub(at) < window
-            || self.judged_at.compare_exchange(at, left, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        let window = (frames.limit() / JUDGED).clamp(UNIT, 1 << 32);
+        // An evictor may come with a time that another one's is past.
+        if i64::from(now.wrapping_sub(at).cast_signed()) < (window / UNIT) as i64
+            || self.judged_at.compare_exchange(at, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }
-        let backward = stats.total(Count::EvictedBackward);
         let now: [u64; COUNTERS] = [
             stats.total(Count::Touched) + stats.total(Count::Stocked),
-            stats.total(Count::Evicted).saturating_sub(backward),
-            backward,
+            stats.total(Count::PagesIn) + stats.faults(FaultKind::Rescue),
+            stats.total(Count::FoundForward),
+            stats.total(Count::FoundBackward),
             stats.total(Count::BackForward),
             stats.total(Count::BackBackward),
         ];
@@ -87,7 +90,7 @@ impl Hands {
         for ((since, now), seen) in since.iter_mut().zip(now).zip(&self.seen) {
             *since = now.saturating_sub(seen.swap(now, Ordering::Relaxed));
         }
-        let [new, found_forward, found_backward, back_forward, back_backward] = since;
+        let [new, back, found_forward, found_backward, back_forward, back_backward] = since;
         let faded = |sum: &AtomicU64, more: u64| {
             let now = sum.load(Ordering::Relaxed);
             let now = now - now / FADES + more;
@@ -97,13 +100,15 @@ impl Hands {
         let often =
             |hand: usize, found: u64, back: u64| often(faded(&self.found[hand], found), faded(&self.back[hand], back), window);
         let often = [often(0, found_forward, back_forward), often(1, found_backward, back_backward)];
-        self.backward.store(judged(new, back_forward + back_backward, often) as u32, Ordering::Relaxed);
+        if new + back > 0 {
+            self.backward.store(judged(new, back, often) as u32, Ordering::Relaxed);
+        }
     }
 
-    /// A hand has found pages of `granule` that leave.
+    /// Pages of `granule` leave. `with`: the hand that has found them, if one has.
     #[inline]
-    pub(super) fn note_found(&self, granule: &Granule, with: Hand) {
-        granule.found_by.store(with as u8 + 1, Ordering::Relaxed);
+    pub(super) fn note_found(&self, granule: &Granule, with: Option<Hand>) {
+        granule.found_by.store(with.map_or(0, |with| with as u8 + 1), Ordering::Relaxed);
     }
 
     /// The hand that finds the next batch of an evictor, which keeps `credit` from batch to batch.
@@ -124,16 +129,20 @@ impl<W: World> Engine<W> {
     /// Pages of `granule` come back.
     #[inline]
     pub(crate) fn note_back(&self, granule: &Granule, core: usize, pages: u64) {
-        self.stats.add(core, found_by(granule), pages);
+        if let Some(count) = found_by(granule) {
+            self.stats.add(core, count, pages);
+        }
     }
 }
 
-/// What counts pages of the granule that come back.
-fn found_by(granule: &Granule) -> Count {
+/// What counts pages of the granule that come back, if a hand has found them.
+fn found_by(granule: &Granule) -> Option<Count> {
+    const FORWARD: u8 = Hand::Forward as u8 + 1;
     const BACKWARD: u8 = Hand::Backward as u8 + 1;
     match granule.found_by.load(Ordering::Relaxed) {
-        BACKWARD => Count::BackBackward,
-        _ => Count::BackForward,
+        FORWARD => Some(Count::BackForward),
+        BACKWARD => Some(Count::BackBackward),
+        _ => None,
     }
 }
 
@@ -141,7 +150,7 @@ fn found_by(granule: &Granule) -> Count {
 mod tests {
     use super::*;
 
-    const FRAMES: u64 = 6400;
+    const FRAMES: u64 = 64 * 128;
     /// Pages that leave before it is judged.
     const WINDOW: u64 = FRAMES / JUDGED;
 
@@ -151,7 +160,7 @@ mod tests {
         hands: Hands,
         stats: Stats,
         frames: Frames,
-        left: u64,
+        left: u32,
         credit: u32,
     }
 
@@ -166,12 +175,13 @@ mod tests {
             for _ in 0..windows {
                 let with = self.hands.next(&mut self.credit);
                 by.push(with);
-                self.left += WINDOW;
-                self.stats.add(0, Count::Evicted, WINDOW);
-                self.stats.add(0, Count::EvictedBackward, if with == Hand::Backward { WINDOW } else { 0 });
+                self.left += (WINDOW / UNIT) as u32;
+                self.stats.add(0, if with == Hand::Forward { Count::FoundForward } else { Count::FoundBackward }, WINDOW);
                 self.stats.add(0, Count::Touched, new * WINDOW / 100);
                 self.stats.add(0, Count::BackForward, if with == Hand::Forward { forward * WINDOW / 100 } else { 0 });
                 self.stats.add(0, Count::BackBackward, if with == Hand::Backward { backward * WINDOW / 100 } else { 0 });
+                let back = if with == Hand::Forward { forward } else { backward };
+                self.stats.add(0, Count::PagesIn, back * WINDOW / 100);
                 self.hands.judge(self.left, &self.stats, &self.frames);
             }
             by[windows.saturating_sub(100)..].iter().filter(|&&by| by == Hand::Backward).count()
@@ -216,11 +226,20 @@ mod tests {
     #[test]
     fn it_is_judged_now_and_then_and_never_overflows() {
         let Program { hands, stats, frames, .. } = Program::new();
-        stats.add(0, Count::BackForward, 10);
-        hands.judge(WINDOW - 1, &stats, &frames);
-        assert_eq!(hands.backward.load(Ordering::Relaxed), 0);
-        hands.judge(WINDOW, &stats, &frames);
-        assert!(hands.backward.load(Ordering::Relaxed) > 0);
+        let share = || hands.backward.load(Ordering::Relaxed);
+        let window = (WINDOW / UNIT) as u32;
+        stats.add(0, Count::PagesIn, 10);
+        hands.judge(window - 1, &stats, &frames);
+        assert_eq!(share(), 0);
+        hands.judge(window, &stats, &frames);
+        assert!(share() > 200);
+        // Nothing comes, or an evictor is late.
+        hands.judge(2 * window, &stats, &frames);
+        stats.add(0, Count::Touched, 1000);
+        hands.judge(2 * window - 1, &stats, &frames);
+        assert!(share() > 200);
+        hands.judge(3 * window, &stats, &frames);
+        assert!(share() < 10);
         for often in [[1, 1], [1, 256], [256, 1], [256, 256]] {
             assert!(judged(0, 0, often) <= ALL && judged(1 << 40, 1 << 40, often) <= ALL);
         }
@@ -234,10 +253,12 @@ mod tests {
         let range = farshore_core::page::GranuleId(0x10_0000).range();
         table.add(range);
         let granule = table.granule(range.start.granule()).unwrap().granule;
-        assert_eq!(found_by(granule), Count::BackForward, "nobody has: wished, late, or stocked");
-        hands.note_found(granule, Hand::Backward);
-        assert_eq!(found_by(granule), Count::BackBackward);
-        hands.note_found(granule, Hand::Forward);
-        assert_eq!(found_by(granule), Count::BackForward);
+        assert_eq!(found_by(granule), None, "nothing has left");
+        for (with, count) in [(Hand::Backward, Count::BackBackward), (Hand::Forward, Count::BackForward)] {
+            hands.note_found(granule, Some(with));
+            assert_eq!(found_by(granule), Some(count));
+        }
+        hands.note_found(granule, None);
+        assert_eq!(found_by(granule), None, "a policy wished it");
     }
 }

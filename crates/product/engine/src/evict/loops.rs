@@ -39,7 +39,7 @@ use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::table::{Granule, GranuleRef};
 
 /// Pages that leave in one unit of time.
-const UNIT: u64 = 64;
+pub(super) const UNIT: u64 = 64;
 /// How many memories full of pages leave until a kept granule is an ordinary one.
 const KEPT_FOR: u64 = 8;
 /// Times that a granule comes back before it is taken to be in a loop.
@@ -103,7 +103,7 @@ fn in_units(frames: &Frames) -> i32 {
 
 impl Loops {
     /// The time as of the last batch: the exact time is a sum over all cores.
-    fn now(&self) -> u32 {
+    pub(super) fn now(&self) -> u32 {
         self.now.load(Ordering::Relaxed)
     }
 

@@ -18,10 +18,10 @@
 //! the partitions taken in turn, the hands of the small one would come by a hundred times as often, and pages there that are used
 //! all the time would leave as often.
 //!
-//! **Forward hands** go in the order of age over all partitions: `newest_at` of a granule says when it was listed or passed over, in units of [`TIME`] nanoseconds, and the
-//! partition whose oldest granule is the oldest of all is next.
+//! **Forward hands** go in the order of age over all partitions: `newest_at` of a granule says when it was listed or passed over, in units of [`TIME`], and the
+//! partition whose oldest granule is the oldest of all is next. An evictor that finds it in another's hands takes the next one.
 //!
-//! **Backward hands** go round at about one pace: `passed` is how far the hands of a partition have come, in rounds (a
+//! **Backward hands** go round at about one pace: `passed` is how far the two hands of a partition have come together, in rounds (a
 //! granule of `n` is 1/n of a round), and the partition whose hands are behind is next ([`Turns`]). A partition that was empty begins where the foremost hand
 //! is.
 //!
@@ -53,8 +53,8 @@ use farshore_core::word::State;
 /// One list of granules.
 #[derive(Debug, Default)]
 pub struct Partition {
-    /// Head of the stack of newly listed granules (id + 1; 0: none).
-    incoming: Padded<AtomicU32>,
+    /// Newly listed granules.
+    incoming: Padded<Incoming>,
     /// Held by the evictor that walks the list. Evictors try to take it, and never wait for it.
     busy: Padded<AtomicBool>,
     /// The newest granule of the ring (id + 1; 0: the ring is empty); the oldest one, at which the forward hand is, comes next. Under `busy`.
@@ -65,10 +65,19 @@ pub struct Partition {
     index: [AtomicU32; 2],
     /// Granules of the ring. Changed under `busy`.
     granules: AtomicU32,
-    /// When the oldest granule of the ring became the newest, or of the stack while the ring is empty.
+    /// When the oldest granule of the ring became the newest.
     oldest_at: AtomicU32,
     /// How far the hands have come, in rounds of [`ROUND`]. Changed under `busy`.
     passed: AtomicU64,
+}
+
+/// A stack of granules. Faults write it, and nothing else of a partition.
+#[derive(Debug, Default)]
+struct Incoming {
+    /// Its head (id + 1; 0: there is none).
+    head: AtomicU32,
+    /// When its oldest granule was listed.
+    oldest_at: AtomicU32,
 }
 
 /// One of the two hands of a partition.
@@ -94,9 +103,10 @@ pub(super) struct Turns {
     order: Vec<(u64, u64, u32)>,
 }
 
-/// Nanoseconds in a unit of time, as a power of two: a millisecond. Time goes round after 52 days; a granule that is older than a half of that is taken for a new one
-/// once.
-const TIME: u32 = 20;
+/// Nanoseconds in a unit of time, as a power of two: four milliseconds. Time goes round after 208 days: a granule that has been the newest for longer is taken for a younger one.
+const TIME: u32 = 22;
+/// A granule became the newest a moment after the evictor has looked at the clock, and not 208 days ago.
+const MOMENT: u32 = 1 << 14;
 
 /// The time of lists.
 pub(super) fn time(now_ns: u64) -> u32 {
@@ -118,7 +128,7 @@ impl Turns {
         }
         self.order.clear();
         self.order.extend(partitions.iter().zip(&self.since).enumerate().map(|(at, (partition, since))| {
-            let come = match (partition.is_empty(), partition.incoming.load(Ordering::Relaxed)) {
+            let come = match (partition.is_empty(), partition.incoming.head.load(Ordering::Relaxed)) {
                 // The first round of an own hand counts as nothing, its other rounds as half.
                 (false, _) if own(at) => (passed(partition) - since).saturating_sub(ROUND) / 2,
                 (false, _) => passed(partition) - since + 1,
@@ -126,7 +136,11 @@ impl Turns {
                 (true, 1..) => u64::from(!own(at)),
                 (true, 0) => u64::MAX,
             };
-            let age = now.wrapping_sub(partition.oldest_at.load(Ordering::Relaxed)).cast_signed().max(0).unsigned_abs();
+            let oldest_at = if partition.is_empty() { &partition.incoming.oldest_at } else { &partition.oldest_at };
+            let age = match now.wrapping_sub(oldest_at.load(Ordering::Relaxed)) {
+                age if age > u32::MAX - MOMENT => 0,
+                age => age,
+            };
             let young = match with {
                 _ if come == u64::MAX => u64::MAX,
                 Hand::Forward => u64::from(u32::MAX) * 16 - u64::from(age) * if own(at) { 9 } else { 8 },
@@ -172,11 +186,11 @@ impl Partition {
     }
 
     fn push(&self, id: GranuleId, granule: &Granule) {
-        let mut head = self.incoming.load(Ordering::Relaxed);
+        let mut head = self.incoming.head.load(Ordering::Relaxed);
         loop {
             granule.next.store(head, Ordering::Relaxed);
             // Release: the evictor that takes the stack (its swap is Acquire) sees the link.
-            match self.incoming.compare_exchange_weak(head, link_to(id), Ordering::Release, Ordering::Relaxed) {
+            match self.incoming.head.compare_exchange_weak(head, link_to(id), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(seen) => head = seen,
             }
@@ -186,8 +200,8 @@ impl Partition {
     /// The same for a granule that is listed now.
     fn push_new(&self, id: GranuleId, granule: &Granule, now: u32) {
         granule.newest_at.store(now, Ordering::Relaxed);
-        if self.is_empty() && self.incoming.load(Ordering::Relaxed) == 0 {
-            self.oldest_at.store(now, Ordering::Relaxed);
+        if self.incoming.head.load(Ordering::Relaxed) == 0 {
+            self.incoming.oldest_at.store(now, Ordering::Relaxed);
         }
         self.push(id, granule);
     }
@@ -234,7 +248,7 @@ impl<'e> Walk<'e> {
 
     /// Links newly listed granules into the ring, each as the newest.
     fn take_incoming(&self) {
-        let mut link = self.oldest_first(self.partition.incoming.swap(0, Ordering::Acquire));
+        let mut link = self.oldest_first(self.partition.incoming.head.swap(0, Ordering::Acquire));
         while let Some(g) = self.granule(link) {
             let next_in_stack = g.granule.next.load(Ordering::Relaxed);
             let (newest, oldest) = match (self.newest(), self.oldest()) {
@@ -573,7 +587,22 @@ mod tests {
             turns.at(0)
         };
         assert_eq!((at(0), at(1)), (0, 1), "each stays with its own where they are about as old");
-        assert_eq!(time(5 << 20), 5);
+        assert_eq!(time(5 << TIME), 5);
+    }
+
+    #[test]
+    fn what_lies_for_months_is_the_oldest_and_what_has_just_come_is_not() {
+        let (table, partitions, mut turns) = (PageTable::new(), [Partition::new(), Partition::new()], Turns::new(2));
+        let day = time(86_400_000_000_000);
+        list_at(0, &partitions[0], &table, 0..1);
+        list_at(200 * day, &partitions[1], &table, 1..2);
+        let mut first = |now: u32| {
+            turns.order(&partitions, Hand::Forward, now, |_| false);
+            turns.at(0)
+        };
+        assert_eq!((first(200 * day), first(200 * day + 1)), (0, 0));
+        // The evictor looked at the clock before that.
+        assert_eq!(first(200 * day - 1), 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 
 use super::control::Floors;
 use super::headroom::Following;
-use super::partition::{Hand, Turns};
+use super::partition::Turns;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
@@ -138,8 +138,8 @@ pub struct Evictor<'e, W: World> {
     pub(super) turns: Turns,
     /// What the share of the backward hand has come to ([`super::hands`]).
     pub(super) credit: u32,
-    /// The hand that has found the victims.
-    pub(super) with: Hand,
+    /// Of the victims, how many each hand has found.
+    pub(super) found: [usize; 2],
     pub(super) victims: Vec<Victim>,
     /// The stages that the victims go to.
     places: Vec<Stage>,
@@ -194,7 +194,7 @@ impl<'e, W: World> Evictor<'e, W> {
             turn: 0,
             turns: Turns::new(engine.evictors.lists.all().len()),
             credit: 0,
-            with: Hand::Forward,
+            found: [0; 2],
             answered: 0,
             empty_batches: 0,
             core: id,
@@ -443,12 +443,11 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         engine.stats.add(self.core, Count::Evicted, count as u64);
         engine.stats.add(self.core, Count::EvictedClean, clean as u64);
-        if self.with == Hand::Backward {
-            engine.stats.add(self.core, Count::EvictedBackward, count as u64);
-        }
+        engine.stats.add(self.core, Count::FoundForward, self.found[0] as u64);
+        engine.stats.add(self.core, Count::FoundBackward, self.found[1] as u64);
         engine.stats.add(self.core, Count::Batches, 1);
         engine.evictors.loops.judge(&engine.stats, engine.frames());
-        engine.evictors.hands.judge(engine.evictors.loops.left(), &engine.stats, engine.frames());
+        engine.evictors.hands.judge(engine.evictors.loops.now(), &engine.stats, engine.frames());
         self.start_writes(batch, count - clean, kept);
         self.turn += count;
         count
