@@ -26,7 +26,7 @@
 //! is.
 //!
 //! Both only about so, because evictors that look for victims in the same partitions write each other's cache lines: each evictor stays with its own
-//! partitions until another's oldest granule is older by an eighth, or their hands go round twice as fast as another's.
+//! partitions until another's oldest granule is twice as old, or their hands go round twice as fast as another's.
 //!
 //! # Protocol
 //!
@@ -105,6 +105,8 @@ pub(super) struct Turns {
 
 /// Nanoseconds in a unit of time, as a power of two: four milliseconds. Time goes round after 208 days: a granule that has been the newest for longer is taken for a younger one.
 const TIME: u32 = 22;
+/// Others' granules are no older than an evictor's own if it is by less than this.
+const LEAST_APART: u32 = 8;
 /// A granule became the newest a moment after the evictor has looked at the clock, and not 208 days ago.
 const MOMENT: u32 = 1 << 14;
 
@@ -143,7 +145,8 @@ impl Turns {
             };
             let young = match with {
                 _ if come == u64::MAX => u64::MAX,
-                Hand::Forward => u64::from(u32::MAX) * 16 - u64::from(age) * if own(at) { 9 } else { 8 },
+                Hand::Forward if own(at) => u64::from(u32::MAX) * 4 - (u64::from(age) + u64::from(LEAST_APART)) * 2,
+                Hand::Forward => u64::from(u32::MAX) * 4 - u64::from(age),
                 Hand::Backward => 0,
             };
             (young, come, at as u32)
@@ -578,15 +581,22 @@ mod tests {
             };
             (0..7).map(step).collect::<Vec<_>>()
         };
-        // Whoever goes round, since the others are not his by so much.
-        assert_eq!(round(3000, 1), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(round(4000, 2)[..6], [0, 1, 2, 3, 6, 4], "as old as each other: the hand that is behind");
-        list_at(4001, &partitions[1], &table, 7..8);
-        let mut at = |own: usize| {
-            turns.order(&partitions, Hand::Forward, 4002, |at| at == own);
+        const ALONE: usize = 2;
+        assert_eq!(round(3000, ALONE), [0, 1, 2, 3, 4, 5, 6]);
+        let mut at = |now: u32, own: usize| {
+            turns.order(&partitions, Hand::Forward, now, |at| at == own);
             turns.at(0)
         };
-        assert_eq!((at(0), at(1)), (0, 1), "each stays with its own where they are about as old");
+        assert_eq!((at(4000, 0), at(4000, 1)), (0, 1), "each stays with its own where they are about as old");
+        let foremost = turns.order(&partitions, Hand::Forward, 5000, |_| true);
+        let walk = partitions[1].walk(&table, Hand::Forward, 5000, foremost).unwrap();
+        (0..2).for_each(|_| _ = walk.advance());
+        drop(walk);
+        let mut at = |now: u32, own: usize| {
+            turns.order(&partitions, Hand::Forward, now, |at| at == own);
+            turns.at(0)
+        };
+        assert_eq!((at(5000, 1), at(6000, 1), at(7100, 1)), (0, 0, 1), "and goes to others that are twice as old");
         assert_eq!(time(5 << TIME), 5);
     }
 
