@@ -24,7 +24,7 @@ static TWELVE: Figure = Figure {
         Panel {
             key: "spaces",
             title: "Spaces in RAM",
-            x: Across { label: "swap spaces", scale: Scale::Log2, points: &[1.0, 2.0, 4.0, 8.0], quick: &[1.0, 8.0] },
+            x: spaces::COUNT,
             runs: Runs::Load { line: STRESS, quick: QUICK, vary: Vary::Targets, variants: &[only(50.0, spaces)] },
             run_seconds: 0.6,
             ideal: None,

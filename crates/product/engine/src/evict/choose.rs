@@ -53,6 +53,7 @@ impl<W: World> Evictor<'_, W> {
 
     /// Fills `self.victims` when frames are short. Dirty victims come first.
     pub(super) fn select_batch(&mut self, room: usize) {
+        let engine = self.engine;
         self.victims.clear();
         self.found = [0; 2];
         let dirty_max = self.dirty_allowed();
@@ -63,7 +64,6 @@ impl<W: World> Evictor<'_, W> {
         }
         // A batch of a few pages costs as many flushes of the TLB as a full one.
         if self.victims.len() < room.div_ceil(2) {
-            let engine = self.engine;
             let with =
                 if engine.policy.takes_newer_first() { engine.evictors.hands.next(&mut self.credit) } else { Hand::Forward };
             let mut walks = if keeping { WALKS_OVER_SOON } else { 0 };

@@ -157,7 +157,9 @@ pub(super) const RATED: Panel = Panel {
     }],
 };
 
-const COUNT: Across = Across { label: "swap spaces", scale: Scale::Log2, points: &[1.0, 2.0, 4.0, 8.0], quick: &[1.0, 8.0] };
+/// How many spaces there are.
+pub(super) const COUNT: Across =
+    Across { label: "swap spaces", scale: Scale::Log2, points: &[1.0, 2.0, 4.0, 8.0], quick: &[1.0, 8.0] };
 
 fn rated(count: f64) -> String {
     both(&some(super::super::plan::whole(count), &format!(r"delay:4us\,{PACE}")))
